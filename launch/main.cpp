@@ -15,6 +15,7 @@
 namespace lockstep::launch {
 namespace {
 
+// As shells, and torchrun, end after wrong arguments.
 constexpr int kUsageExit = 2;
 
 // Both spellings of torchrun's flags: --nproc-per-node and --nproc_per_node.
@@ -32,6 +33,7 @@ void preset(int& value, base::EnvVar var) {
   if (const auto number = base::environment_int(var)) value = static_cast<int>(*number);
 }
 
+// Before the command line is parsed, so that a flag wins over its preset.
 void read_presets(RunOptions& options) {
   preset(options.processes, base::EnvVar::kPetNprocPerNode);
   preset(options.nodes, base::EnvVar::kPetNnodes);
@@ -44,6 +46,8 @@ void read_presets(RunOptions& options) {
 CLI::App* add_run(CLI::App& app, RunOptions& options) {
   CLI::App* run =
       app.add_subcommand("run", "Run a program as N workers: lockstep run -n 4 -- program arguments");
+  // Parsing ends at the first word that is no option of ours: the program, whose own options must not be
+  // taken for ours.
   run->prefix_command();
   run->footer(
       "Options may be preset as PET_NPROC_PER_NODE, PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, "
@@ -84,7 +88,9 @@ int main_or_raise(int argc, char** argv) {
   app.require_subcommand(1);
   CLI::App* const run_command = add_run(app, options);
   CLI::App* const env_command = app.add_subcommand("env", "Show what lockstep finds in this environment");
+  // After the subcommands were added, which it compares the word with.
   check_command(app, argc, argv);
+  // CLI11 sees only what is before the first "--": what follows belongs to the program, word by word.
   const auto dashes = std::find(argv + 1, argv + argc, std::string_view("--"));
   try {
     app.parse(static_cast<int>(dashes - argv), argv);
@@ -96,6 +102,7 @@ int main_or_raise(int argc, char** argv) {
     return 0;
   }
   options.command = run_command->remaining();
+  // With prefix_command() a misspelled option counts as the first word of the program.
   if (!options.command.empty() && options.command.front().starts_with("-")) {
     base::raise(ErrorKind::kUsage,
                 "lockstep run has no option " + options.command.front() + "; see lockstep run --help");

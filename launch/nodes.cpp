@@ -111,8 +111,8 @@ void Nodes::end(bool well) noexcept {
   if (n_nodes_ == 1) return;
   try {
     Store& store = this->store();
-    // A second launcher of one number ends for itself: host 0 waits for the first, which is yet to be told of
-    // it.
+    // A second launcher of the same number ends only itself: host 0 waits for the first, which has not
+    // noticed it yet.
     if (first_came_as_ != came_as_) return;
     store.set(ended_key(node_rank_), "");
     if (node_rank_ != 0) return;

@@ -25,9 +25,12 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 
 Output::Output(OutputOptions options)
     : options_(std::move(options)),
+      // The callbacks hold `this`: an Output must not be moved.
       merger_(options_.n_workers, [this](const std::vector<int>& workers, Stream stream,
                                          std::string_view line) { print(workers, stream, line); }),
       last_errors_(static_cast<std::size_t>(options_.n_workers)) {
+  // The order of sources_ is what worker_stdout() and worker_stderr() index: out and err of each worker in
+  // turn, or the one err when raw.
   for (int worker = 0; worker < options_.n_workers; ++worker) {
     if (!raw()) add_source(worker, Stream::kOut);
     add_source(worker, Stream::kErr);
@@ -36,6 +39,8 @@ Output::Output(OutputOptions options)
 
 void Output::add_source(int worker, Stream stream) {
   int ends[2];
+  // O_CLOEXEC: a worker that inherited another one's end would keep that pipe open after its worker has died,
+  // and end of file would never be read.
   if (::pipe2(ends, O_CLOEXEC) != 0)
     base::raise(base::system_failure(errno, "make a pipe for a worker's output"));
   Source source{worker, stream, base::Fd(ends[0]), base::Fd(ends[1]), nullptr};
@@ -56,6 +61,8 @@ int Output::worker_stderr(int worker) const {
 }
 
 void Output::close_worker_ends() {
+  // From here on the workers alone hold the write ends: end of file means that all processes that had one are
+  // gone.
   for (Source& source : sources_) source.write_end.reset();
 }
 
@@ -72,6 +79,7 @@ void Output::add_to(std::vector<pollfd>& fds) const {
 }
 
 void Output::handle() {
+  // One time for the whole round, which reads and flushes compare with.
   now_ns_ = Deadline::now().monotonic_ns();
   out_.pump();
   err_.pump();
@@ -84,6 +92,7 @@ void Output::handle() {
 
 void Output::read(Source& source) {
   std::array<char, 16 << 10> bytes;
+  // One read per source and round, so that a worker that prints without end does not starve the others.
   const ssize_t n = ::read(source.read_end.get(), bytes.data(), bytes.size());
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (n > 0) {
@@ -92,6 +101,8 @@ void Output::read(Source& source) {
     source.lines->feed(text, now_ns_);
     return;
   }
+  // End of file, or an error that will not pass. The rest of an unfinished line is printed; when this was the
+  // worker's last stream, the merger no longer waits for it.
   source.read_end.reset();
   source.lines->finish();
   const bool has_more = std::any_of(sources_.begin(), sources_.end(), [&](const Source& other) {
@@ -125,6 +136,7 @@ void Output::finish() {
   err_.drain(Deadline::never());
 }
 
+// Workers' lines that wait to be merged came earlier, so they are printed earlier.
 void Output::say(std::string_view text) {
   merger_.flush_all();
   err_.write(base::cat("lockstep: ", text, "\n"));
@@ -140,6 +152,7 @@ void Output::take_line(int worker, Stream stream, std::string_view line) {
     kept.emplace_back(line);
     if (kept.size() > kKeptLines) kept.pop_front();
   }
+  // The bytes have been forwarded already, in read(); the line is only kept for the failure report.
   if (raw()) return;
   if (!options_.prefix) {
     sink(stream).write(base::cat(line, "\n"));

@@ -214,7 +214,7 @@ void Collective::reduce_small() {
     }
     if (mine) each.in_bytes = n_bytes_;
   }
-  // Inputs that came with the calls are reduced where they lie, in the mailbox; larger ones need room of
+  // Inputs that came with the calls are reduced where they are, in the mailbox; larger ones need room of
   // their own. The own part of it is not used.
   std::vector<char> scratch;
   if (mine && n_bytes_ > kInline) scratch.resize(pieces_.size() * n_bytes_);

@@ -138,7 +138,7 @@ std::vector<std::string> Communicator::read_all(const char* what, std::int64_t d
 }
 
 std::string Communicator::read_relayed(const std::string& key, const char* what, std::int64_t deadline_ns) {
-  // Rank 0 waits for somebody, most likely.
+  // Most likely rank 0 has not answered because it waits for another rank itself.
   const auto slow_text = [&] { return cat("it waits for rank ", first_missing(what)); };
   if (auto text = read(key, deadline_ns, slow_text)) return std::move(*text);
   raise_missing(first_missing(what));

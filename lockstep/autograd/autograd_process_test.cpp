@@ -1,5 +1,5 @@
 // Workers that are real processes, one of which is killed by SIGKILL while gradients go through it. Survivors
-// hear of the loss in whatever waited for the dead, keep nothing of it, and train on without it.
+// get the loss from whatever waited for the dead, keep nothing of it, and train on without it.
 // The parent uses no tensor: it forks.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
@@ -25,7 +25,7 @@ using rpc::testing::Board;
 using rpc::testing::Children;
 using rpc::testing::require;
 
-// Where a worker comes by on the way of a pipeline. Behind kForwardOut and kBackwardIn lie the workers after
+// Where a worker comes by on the way of a pipeline. Behind kForwardOut and kBackwardIn are the workers after
 // it, behind the others those before.
 enum class Point { kForwardIn, kForwardOut, kBackwardIn, kBackwardOut };
 constexpr std::array kPoints = {Point::kForwardIn, Point::kForwardOut, Point::kBackwardIn,
@@ -146,7 +146,7 @@ LOCKSTEP_RPC_FUNCTION(value_there, "autograd_process_test.value_there");
 
 using Values = std::vector<rpc::RRef<at::Tensor>>;
 
-// A value on every other worker, which knows of it.
+// A value on every other worker, which has confirmed it.
 Values hold_values(int world) {
   Values values;
   for (int worker = 0; worker < world; ++worker) {

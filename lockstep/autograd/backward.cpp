@@ -3,7 +3,7 @@
 //   O -> W  plan: these send nodes will be reached    W answers with the recv nodes behind them, by worker
 //   O -> W  gradients                                 W answers at once, and runs its part on the thread that found the message
 //   W -> V  gradients, if its part leads on to V
-//   W -> O  done, with whom W sent gradients to       so that O knows of every worker whose report it must wait for
+//   W -> O  done, with whom W sent gradients to       so that O knows every worker whose report it waits for
 //
 // A failure anywhere goes to O first, which sends abort to everyone the plan named; a worker passes it on to
 // those it told itself, and answers when they have. No lock of the service or of a pass is held while a
@@ -277,7 +277,7 @@ void AutogradService::serve_gradients(rpc::Request request) {
     base::ByteReader reader(request.body());
     const auto head = PassHead::read(reader);
     const auto message = need(reader.get<std::uint64_t>());
-    if (is_over(head.pass)) {  // whoever ended it has told the origin why
+    if (is_over(head.pass)) {  // whoever ended it has sent the origin the reason
       request.answer({});
       return;
     }
@@ -329,7 +329,7 @@ void AutogradService::tell_origin(const Pass& pass, const NodeFailure* failure) 
     writer.put(kOk);
     write_workers(writer, pass.sent_to());
   }
-  // An origin that cannot be told is gone, and on_lost knows it.
+  // An origin that cannot be reached is gone, and on_lost knows it.
   agent_.request(pass.head().origin, rpc::MessageKind::kBackwardDone, {.body = writer.take()},
                  agent_.rpc_timeout(), "the end of a backward pass",
                  [](rpc::Agent::Answer*, const rpc::CallFailure*) {});
@@ -363,7 +363,7 @@ void AutogradService::fail(const std::shared_ptr<Pass>& pass, NodeFailure failur
   if (!pass->fail(failure) || pass->is_origin()) return;
   if (!pass->running()) leave(pass);
   tell_origin(*pass, &failure);
-  // Those it told are not all known to the origin.
+  // Those it notified are not all known to the origin.
   abort_others(*pass, [] {});
 }
 
@@ -380,7 +380,7 @@ void AutogradService::check_present(const std::shared_ptr<Pass>& pass, const std
 
 void AutogradService::abort_others(const Pass& pass, const std::function<void()>& done) {
   auto workers = pass.told();
-  // Not the origin: it is told of the failure and gives up by itself, and an abort must not overtake the
+  // Not the origin: it is notified of the failure and gives up by itself, and an abort must not overtake the
   // cause.
   std::erase(workers, pass.head().origin);
   if (workers.empty()) {

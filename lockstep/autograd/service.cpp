@@ -88,9 +88,9 @@ std::shared_ptr<ContextState> AutogradService::find(std::uint64_t context) const
   return found == contexts_.end() ? nullptr : found->second;
 }
 
-// A context is made on any worker that hears of it first through a message, in whatever order messages
-// arrive. Not for one's own: its id exists only after open_context(). Not for one that was released or whose
-// owner is lost: nobody would ever release it again.
+// A context is made on any worker that first gets a message of it, in whatever order messages arrive. Not for
+// one's own: its id exists only after open_context(). Not for one that was released or whose owner is lost:
+// nobody would ever release it again.
 std::shared_ptr<ContextState> AutogradService::find_or_make(std::uint64_t context) {
   const std::lock_guard lock(mutex_);
   const auto found = contexts_.find(context);
@@ -102,8 +102,8 @@ std::shared_ptr<ContextState> AutogradService::find_or_make(std::uint64_t contex
   return contexts_.emplace(context, std::make_shared<ContextState>(context)).first->second;
 }
 
-// Spreads along the workers that each worker knows of, not from a central list: a context may have reached
-// workers that its owner has never heard of. released_ makes the second notice end here.
+// Spreads along the workers that each worker has exchanged messages with, not from a central list: a context
+// may have reached workers that its owner has no record of. released_ makes the second notice end here.
 void AutogradService::release(std::uint64_t context, std::optional<WorkerId> told_by) {
   std::shared_ptr<ContextState> state;
   {
@@ -145,8 +145,8 @@ void AutogradService::serve_cleanup(rpc::Request request) {
   }
 }
 
-// A worker that is lost cannot pass the release on to those behind it. The owner is then told of this worker,
-// and releases it directly.
+// A worker that is lost cannot pass the release on to those behind it. The owner is then notified of this
+// worker, and releases it directly.
 void AutogradService::note_worker(ContextState& state, WorkerId worker) {
   if (!state.note_worker(worker)) return;
   bool lost = false;
@@ -245,7 +245,7 @@ void AutogradService::on_close() {
 Bytes AutogradService::encode(std::uint64_t context, WorkerId to, const std::function<void()>& encode) {
   const auto state = find_or_make(context);
   if (!state) {
-    // Released meanwhile: tensors travel without history, and whoever is called must not keep the context.
+    // Released meanwhile: tensors are sent without history, and the callee must not keep the context.
     encode();
     tell_release(context, to);
     return {};
@@ -256,7 +256,7 @@ Bytes AutogradService::encode(std::uint64_t context, WorkerId to, const std::fun
     const object::TensorScope::Use use(&sent);
     encode();
   }
-  // Released while it was encoded: the workers that were told then did not include this one.
+  // Released while it was encoded: the workers that were notified then did not include this one.
   if (find(context) != state) tell_release(context, to);
   if (sent.tensors.empty()) return {};
   const auto message = agent_.new_id();

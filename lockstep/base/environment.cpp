@@ -13,6 +13,11 @@
 namespace lockstep::base {
 namespace {
 
+// One row per EnvVar, in its order: name_of() indexes the table. default_text and meaning are documentation
+// only, which docs/env.md repeats row by row (base_test compares them); the code that reads a variable
+// applies the default itself, so a default that changes must change in both places. A variable that lockstep
+// reads must be here: tests clear exactly these (clean_environment.h), and one that is missing would reach
+// them from the developer's shell.
 constexpr EnvVarInfo kTable[] = {
     {EnvVar::kRank, "RANK", "", "this process's rank in the world"},
     {EnvVar::kWorldSize, "WORLD_SIZE", "", "number of ranks in the world"},
@@ -121,6 +126,7 @@ constexpr bool in_order() {
   }
   return true;
 }
+// At compile time: a row in the wrong place would make name_of() return the name of another variable.
 static_assert(in_order());
 
 }  // namespace
@@ -135,6 +141,8 @@ const char* name_of(EnvVar var) {
 
 std::optional<std::string> environment(EnvVar var) {
   const char* text = std::getenv(name_of(var));
+  // Launchers and shell scripts "unset" a variable by an empty value. Where "" has a meaning of its own,
+  // callers use environment_verbatim().
   if (text == nullptr || *text == '\0') return std::nullopt;
   return std::string(text);
 }
@@ -143,6 +151,8 @@ std::optional<long> environment_int(EnvVar var) {
   const auto text = environment(var);
   if (!text) return std::nullopt;
   long value = 0;
+  // from_chars, not strtol: independent of the locale, no leading spaces, and an overflow is an error. The
+  // whole text must be the number, so that RANK=1x fails here and not as a wrong rank later.
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
   if (error != std::errc() || end != text->data() + text->size()) {
     raise(ErrorKind::kUsage,
@@ -153,6 +163,7 @@ std::optional<long> environment_int(EnvVar var) {
 
 bool environment_flag(EnvVar var) {
   auto text = environment(var).value_or("");
+  // unsigned char: tolower() of a negative value is undefined behaviour.
   std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
   return text == "1" || text == "true" || text == "yes" || text == "on";
 }
@@ -215,10 +226,14 @@ std::string lockstep::dump_environment() {
   using namespace lockstep::base;
   std::string text;
   const auto add = [&](std::string_view name) {
+    // Not environment(): a dump shows an empty value as empty, not as N/A. LOCKSTEP_SECRET_FD and
+    // LOCKSTEP_SECRET_FILE say where the secret is, so printing every variable of the table does not reveal
+    // it.
     const char* value = std::getenv(std::string(name).c_str());
     text += cat("env:", name, "=", value == nullptr ? "N/A" : value, "\n");
   };
   for (const auto name : kDumped) add(name);
+  // torch's variables come first, in torch's order; those that are in both lists are printed once.
   for (const EnvVarInfo& info : kTable) {
     if (std::ranges::find(kDumped, info.name) == std::end(kDumped)) add(info.name);
   }

@@ -1,4 +1,4 @@
-// For tests: waits last long enough to be told early, and what they tell is kept instead of printed.
+// For tests: waits are logged early, and the lines are kept instead of printed.
 #pragma once
 
 #include <mutex>

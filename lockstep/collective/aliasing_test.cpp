@@ -18,7 +18,7 @@ namespace {
 using namespace testing;
 using Tensors = std::vector<at::Tensor>;
 
-// Small enough to travel with the call, and large enough to be copied from where it lies.
+// Small enough to travel with the call, and large enough to be copied from its own memory.
 constexpr std::int64_t kNumels[] = {3, 100'000};
 
 at::Tensor filled(std::int64_t numel, int value) {
@@ -115,8 +115,8 @@ TEST(Aliasing, ABroadcastFillsAnExpandedTensorWithWhatItCanHold) {
       auto column = at::full({2, 1}, static_cast<float>(rank));
       broadcast(column.expand({2, 4}), {.src = 1, .async_op = async}).wait();
       expect_equal(column, at::ones({2, 1}));
-      // Four different numbers do not fit into one element: the rank that asked for it is told, after the
-      // others were served.
+      // Four different numbers do not fit into one element: the rank that asked for it gets an error, after
+      // the others were served.
       const auto four = rank == 0 ? at::arange(4) : at::zeros({1}, at::kLong).expand({4});
       const auto run = [&] { broadcast(four, {.src = 0, .async_op = async}).wait(); };
       if (rank == 0) {

@@ -60,7 +60,7 @@ void breakpoint(BreakpointOptions options) {
   if (group->count_hit(where) <= options.skip) return;
   internal::raise_world_timeouts(options.timeout);
   if (group->rank() == options.rank) stop_for_debugger(options.rank, where, options.timeout);
-  // Stopped under the debugger the rank may take longer than it waited for it; the others do not mind.
+  // Under the debugger the rank may stop for longer than it waited for the debugger; the others wait for it.
   const bool bounded = group->timeout() < kNoTimeout - options.timeout;
   barrier({.timeout = bounded ? options.timeout + group->timeout() : kNoTimeout, .where = options.where});
 }

@@ -22,6 +22,8 @@
 namespace lockstep::internal {
 namespace {
 
+// The types that an engine can reduce. All others (complex aside, which callers turn into their real type
+// first) can only be moved, as bytes: wire_for_move().
 std::optional<lockstep_dtype> engine_dtype(at::ScalarType type) {
   switch (type) {
     case at::kByte:
@@ -76,6 +78,7 @@ void CollectiveCall::report(const Failure& failure) const {
       {.function = request_.name, .where = request_.where, .group = group_.get(), .failure = &failure});
 }
 
+// Blocks until the operation is over, so its buffers need no owner beyond the caller's frame.
 void CollectiveCall::run() {
   count_operation(request_.ended.type);
   try {
@@ -86,11 +89,14 @@ void CollectiveCall::run() {
   }
 }
 
+// From part().post() on the Work's state owns `held`: the engine may still use the buffers after the caller
+// has dropped its Work. The event goes with them and ends with the operation, perhaps on another thread.
 Work CollectiveCall::post(HeldTensors held) {
   count_operation(request_.ended.type);
   held.event = begin_event();
   try {
     auto work = part().post(request_, std::move(held));
+    // A call of several ops can only be posted, so a synchronous one waits here.
     if (!async_) work.wait();
     return work;
   } catch (const Error& error) {
@@ -100,6 +106,8 @@ Work CollectiveCall::post(HeldTensors held) {
 }
 
 bool is_plain(const at::Tensor& tensor) {
+  // The conjugate and negative bits are pending changes to the values: memory holds the values without them,
+  // which the engine would send.
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
@@ -108,6 +116,8 @@ at::Tensor plain_like(const at::Tensor& tensor) {
 }
 
 at::Tensor plain_copy(const at::Tensor& tensor) {
+  // Otherwise copy_ would record a node, and the copy would keep the caller's graph alive as long as the
+  // operation.
   const at::NoGradGuard no_grad;
   auto copy = plain_like(tensor);
   copy.copy_(tensor);
@@ -119,11 +129,12 @@ at::Tensor plain(const at::Tensor& tensor) {
 }
 
 bool overlaps_itself(const at::Tensor& tensor) {
+  // Only Yes counts: of strided views torch often answers TooHard, although their elements are apart.
   return !tensor.is_contiguous() && at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
 }
 
 bool may_share_memory(const at::Tensor& a, const at::Tensor& b) {
-  // Of tensors with gaps torch says nothing, although they usually lie in memory of their own.
+  // For tensors with gaps torch gives no answer, although most have a storage of their own.
   if (a.has_storage() && b.has_storage()) {
     const auto* const at_a = static_cast<const char*>(a.storage().data());
     const auto* const at_b = static_cast<const char*>(b.storage().data());
@@ -180,6 +191,8 @@ void CollectiveCall::check(const at::Tensor& tensor, const char* role) {
   if (tensor.layout() != at::kStrided) {
     refuse(ErrorKind::kUnsupported, role, " is sparse; only dense tensors can be sent");
   }
+  // The first checked tensor decides which part of the group serves the call; describe(), the wires and
+  // offers() depend on it, so every entry point checks its tensors before it uses them.
   GroupBase* const part = group_->for_device(tensor.device().type());
   if (part == nullptr) {
     refuse(ErrorKind::kUnsupported, role, " is on ", tensor.device().str(), "; the group works on ",
@@ -213,6 +226,8 @@ void CollectiveCall::check_same_type(const at::Tensor& tensor, const char* role,
 
 void CollectiveCall::check_apart(const at::Tensor& a, const char* role_a, const at::Tensor& b,
                                  const char* role_b) const {
+  // The opposite choice to may_share_memory(): there an unknown overlap costs a copy, here it would refuse a
+  // correct call.
   const auto status = at::get_overlap_status(a, b);
   if (status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial) return;
   refuse(ErrorKind::kUsage, role_a, " and ", role_b, " share memory; each result needs its own");
@@ -226,6 +241,7 @@ void CollectiveCall::check_list(const std::vector<at::Tensor>& list, const char*
   }
   for (std::size_t i = 0; i < list.size(); ++i) {
     if (written) {
+      // Quadratic in the ranks, but cheap per pair. Results that overlap would overwrite each other.
       check_output(list[i], role);
       for (std::size_t j = 0; j < i; ++j) check_apart(list[i], role, list[j], "another of them");
     } else {
@@ -245,6 +261,8 @@ int CollectiveCall::root(std::optional<int> in_world, std::optional<int> in_grou
 }
 
 void CollectiveCall::warn_not_member() const {
+  // Process-wide: rank threads that run the same line log it once together. The set grows by one entry per
+  // line of the program.
   static std::mutex mutex;
   static std::set<std::string> told;  // guarded by mutex
   char where[kWhereCapacity];
@@ -286,10 +304,13 @@ Wire CollectiveCall::wire_for_reduce(at::ScalarType type, const ReduceOp& op) co
     refuse(ErrorKind::kUsage, name_of(kind), " needs an integer type, the tensor is ", c10::toString(type));
   }
   if (kind == ReduceOp::kPremulSum) check_factor(type, op);
+  // A sum of complex numbers is the sum of their parts: the engine sees twice as many reals. That is why only
+  // SUM, AVG and PREMUL_SUM by a factor applied here pass the check above.
   const auto dtype = engine_dtype(c10::toRealValueType(type));
   const comm::Engine* engine = part().engine();
   if (!dtype) refuse(ErrorKind::kUnsupported, c10::toString(type), " tensors cannot be reduced, only moved");
   const auto number = static_cast<lockstep_reduce_op>(sums ? ReduceOp::kSum : kind);
+  // Null: a group of one, which does every operation itself.
   if (engine != nullptr && !engine->reduces(*dtype, number)) {
     refuse(ErrorKind::kUnsupported, "engine ", engine->name(), " does not reduce ", c10::toString(type),
            " with ", name_of(kind));
@@ -312,6 +333,8 @@ void CollectiveCall::check_factor(at::ScalarType type, const ReduceOp& op) const
 }
 
 void CollectiveCall::set_reduce(const ReduceOp& op) {
+  // Engines have no PREMUL_SUM: each rank multiplies its input before it is sent (scaled()), and the engine
+  // sums.
   const auto kind = op.kind() == ReduceOp::kPremulSum ? ReduceOp::kSum : op.kind();
   request_.op.reduce = static_cast<lockstep_reduce_op>(kind);
 }
@@ -334,6 +357,7 @@ Wire CollectiveCall::wire_for_move(at::ScalarType type) const {
 }
 
 void CollectiveCall::describe(at::TensorList tensors, bool shapes_may_differ) {
+  // Appending copies tensor handles; nothing reads them unless the debug wrapper or a profiler is active.
   if (!part().checks_calls() && !at::hasCallbacks()) [[likely]]
     return;
   request_.described.insert(request_.described.end(), tensors.begin(), tensors.end());
@@ -362,6 +386,8 @@ Work CollectiveCall::start_in_place(at::Tensor tensor, Wire wire) {
   op.count = static_cast<std::uint64_t>(tensor.numel() * wire.units);
   if (is_plain(tensor)) {
     op.send = op.recv = tensor.mutable_data_ptr();
+    // The common case, without HeldTensors: the result travels inside the Work itself, which then has no
+    // State.
     if (!async_) {
       const auto event = begin_event();
       run();
@@ -369,6 +395,8 @@ Work CollectiveCall::start_in_place(at::Tensor tensor, Wire wire) {
     }
     return launch({.buffers = {tensor}, .results = {tensor}});
   }
+  // The copy into the caller's tensor happens after the operation, so a failed one leaves that tensor as it
+  // was.
   const auto temporary = plain(tensor);
   op.send = op.recv = temporary.mutable_data_ptr();
   return launch({.buffers = {temporary}, .results = {tensor}, .copies = {{tensor, temporary}}});
@@ -392,6 +420,8 @@ Work CollectiveCall::start(const at::Tensor& send, const at::Tensor& recv, std::
 }
 
 Work CollectiveCall::start_all(std::vector<lockstep_op> ops, HeldTensors held) {
+  // Before any of them is posted: a call of which half was posted would leave the other ranks waiting for the
+  // rest.
   for (const auto& op : ops) check_offered(op.kind);
   request_.op = ops.front();
   if (ops.size() == 1) return launch(std::move(held));
@@ -410,6 +440,7 @@ Work CollectiveCall::launch(HeldTensors held) {
   const auto event = begin_event();
   run();
   try {
+    // The operation itself has succeeded: only this rank fails here, and the group stays usable.
     held.copy_back();
   } catch (const Error& error) {
     Failure failure = error.failure();

@@ -37,7 +37,7 @@ std::string prefix_of(const ResultCall& call) {
                    "): ");
 }
 
-// A peer sent the number.
+// A peer sent the number. It is input: a number outside of the enum must not become a value of it.
 ErrorKind kind_from(int number) {
   return number >= 0 && number <= static_cast<int>(ErrorKind::kInternal) ? static_cast<ErrorKind>(number)
                                                                          : ErrorKind::kInternal;
@@ -54,6 +54,7 @@ void ResultCall::raise_thrown(const std::vector<Thrown>& thrown) const {
 
 int ResultCall::world_rank_of(std::optional<int> in_world, std::optional<int> in_group) const {
   const auto members = resolve(group);
+  // Rank 0 of the group, not of the world: the group may not contain that one.
   if (!in_world && !in_group) in_group = 0;
   std::string why;
   const int found = find_root(*members, {in_world, in_group, "src"}, why);
@@ -64,17 +65,22 @@ int ResultCall::world_rank_of(std::optional<int> in_world, std::optional<int> in
 }  // namespace internal
 
 void check_rng_sync(CheckRngSyncOptions options) {
+  // Named, because ResultCall holds references; a temporary would be gone before the message is made.
   const std::string stage;
   const internal::ResultCall call{"check_rng_sync", stage, options.group, options.where};
+  // Hashes, not states: a Mersenne Twister's state is several kilobytes, and the message shows a prefix that
+  // people can compare.
   const auto states = all_gather_results(
       [&] {
         at::Generator generator =
             options.generator ? *options.generator : at::detail::getDefaultCPUGenerator();
+        // Another thread that draws at the same time would tear the state.
         const std::lock_guard lock(generator.mutex());
         const at::Tensor state = generator.get_state().contiguous();
         return internal::sha1(std::string(static_cast<const char*>(state.const_data_ptr()), state.nbytes()));
       },
       {.group = options.group, .timeout = options.timeout, .where = options.where});
+  // Every rank has all states and comes to the same verdict, so either all raise or none does.
   std::map<std::string, std::vector<int>> ranks_with;
   for (std::size_t r = 0; r < states.size(); ++r)
     ranks_with[states[r]].push_back(get_process_group_ranks(options.group)[r]);

@@ -28,6 +28,8 @@ using internal::Wire;
 // Parts of different sizes: one reduction per rank, under one Work.
 Work reduce_scatter_uneven(CollectiveCall& call, const at::Tensor& output,
                            const std::vector<at::Tensor>& inputs, Wire wire, bool use_temporary) {
+  // REDUCE_SCATTER has one count for all ranks, hence one operation per part. All ranks post them in the same
+  // order (by rank of the part), as collectives of one communicator must be.
   const bool reduces = call.offers(LOCKSTEP_REDUCE);
   const auto own = static_cast<std::size_t>(call.rank());
   HeldTensors held;
@@ -54,12 +56,17 @@ Work reduce_scatter_uneven(CollectiveCall& call, const at::Tensor& output,
 
 Work all_reduce(at::Tensor tensor, AllReduceOptions options) {
   CollectiveCall call(OpType::kAllReduce, options);
+  // Every collective has the same order: membership, then all checks, then the temporaries, then the start. A
+  // refusal changes no tensor, and refuse() counts the call, so that the sequence numbers of the ranks stay
+  // comparable.
   if (!call.takes_part(true)) return {};
   if (tensor.defined() && tensor.layout() == at::kSparse) [[unlikely]]
     return internal::all_reduce_sparse(std::move(tensor), options);
   call.check_output(tensor, "tensor");
   const auto wire = call.wire_for_reduce(tensor.scalar_type(), options.op);
   call.describe(tensor);
+  // Of PREMUL_SUM the product, and with it the tensor's values, are taken now; for other operations launch()
+  // reads the tensor.
   if (auto* batch = call.batch()) [[unlikely]]
     return batch->add(call, LOCKSTEP_ALL_REDUCE, options.op, {tensor, call.scaled(tensor, options.op)});
   call.op().kind = LOCKSTEP_ALL_REDUCE;
@@ -83,6 +90,8 @@ Work internal::all_reduce_into(at::Tensor output, at::Tensor input, AllReduceOpt
     call.refuse(ErrorKind::kUsage, "output has sizes ", output.sizes(), ", input ", input.sizes(),
                 "; they must be identical");
   }
+  // Refused rather than copied: one pass over the inputs is all that this function is for
+  // (all_reduce_into.h).
   if (may_share_memory(output, input)) call.refuse(ErrorKind::kUsage, "output and input share memory");
   const auto wire = call.wire_for_reduce(input.scalar_type(), options.op);
   call.describe(input);
@@ -100,6 +109,8 @@ Work reduce(at::Tensor tensor, ReduceOptions options) {
   call.describe(tensor);
   const int dst = call.root(options.dst, options.group_dst, "dst");
   const auto wire = call.wire_for_reduce(tensor.scalar_type(), options.op);
+  // Without REDUCE the engine reduces for all. Ranks other than dst then receive into a temporary, since
+  // reduce must leave their tensor unchanged.
   const bool direct = call.offers(LOCKSTEP_REDUCE), wanted = call.rank() == dst;
   call.op().kind = direct ? LOCKSTEP_REDUCE : LOCKSTEP_ALL_REDUCE;
   call.op().root = dst;
@@ -125,11 +136,15 @@ Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceSca
     call.refuse(ErrorKind::kUsage, "output has sizes ", output.sizes(), ", inputs[", call.rank(), "] ",
                 own.sizes(), "; they must be identical");
   }
+  // With shared memory the engine would write the result over inputs that it, or another rank, has not read
+  // yet: then a temporary receives it.
   const bool shares = std::ranges::any_of(
       inputs, [&](const auto& input) { return internal::may_share_memory(output, input); });
   call.wire_for_reduce(own.scalar_type(), options.op);  // either may be the complex one
   const auto wire = call.wire_for_reduce(output.scalar_type(), options.op);
   call.set_reduce(options.op);
+  // Sizes may differ between the parts, but part r has one size on all ranks: every rank takes the same
+  // branch below.
   call.describe(inputs, !internal::have_one_size(inputs));
   for (auto& input : inputs) input = call.scaled(input, options.op);
   if (!internal::have_one_size(inputs)) return reduce_scatter_uneven(call, output, inputs, wire, shares);
@@ -170,12 +185,15 @@ at::Tensor empty_shared(at::IntArrayRef sizes, at::ScalarType dtype, EmptyShared
   const auto group = internal::resolve(options.group);
   std::int64_t n_bytes = static_cast<std::int64_t>(c10::elementSize(dtype));
   for (const auto size : sizes) {
+    // The product decides how much shared memory is allocated, before ATen sees the sizes. The text completes
+    // the message below.
     if (size < 0 || __builtin_mul_overflow(n_bytes, size, &n_bytes))
       base::raise(ErrorKind::kUsage, "no tensor has them");
   }
   const auto tensor_options = at::TensorOptions().dtype(dtype);
   auto memory = n_bytes == 0 ? nullptr : group->allocate(static_cast<std::size_t>(n_bytes));
   if (!memory) return at::empty(sizes, tensor_options);
+  // The tensor's deleter owns the memory, so the memory outlives the group's handle when the tensor does.
   void* data = memory.get();
   return at::from_blob(
       data, sizes, [memory = std::move(memory)](void*) mutable { memory.reset(); }, tensor_options);

@@ -28,6 +28,7 @@ void check_whole(const CollectiveCall& call, const at::Tensor& whole, const char
   std::int64_t n_elements = call.size();
   for (const auto size : part_sizes) n_elements *= size;
   const std::vector<std::int64_t> flat{n_elements};
+  // All three have the same elements in the same order in memory: the engine sees one count and no shape.
   if (whole_sizes == stacked || whole_sizes == concatenated || whole_sizes == flat) return;
   call.refuse(ErrorKind::kUsage, whole_role, " has sizes ", whole.sizes(), ", ", part_role, " ", part.sizes(),
               "; ", whole_role, " must be ", call.size(), " of them, concatenated on dimension 0 or stacked");
@@ -88,6 +89,8 @@ at::Tensor room_for_parts(CollectiveCall& call, const std::vector<at::Tensor>& o
   if (rows <= 1)
     return room_for(outputs, call.op().kind == LOCKSTEP_ALL_TO_ALL_V && may_share_memory(outputs, inputs),
                     held);
+  // outputs[0] begins where the whole tensor does, and the engine finds the other parts by the lengths of the
+  // rows; all are views of one storage.
   call.op().recv_rows = rows;
   held.results = outputs;
   return outputs[0];
@@ -96,6 +99,8 @@ at::Tensor room_for_parts(CollectiveCall& call, const std::vector<at::Tensor>& o
 // A tensor some of whose elements share memory (expand()) gets what came where that fits: one value for all
 // that share.
 Work broadcast_expanded(CollectiveCall& call, const at::Tensor& tensor, internal::Wire wire) {
+  // The copy goes to one element of each set that shares memory; `shared` then compares the whole, and raises
+  // where the source's elements were not equal, instead of keeping the last one written.
   const auto temporary = plain(tensor);
   auto to = tensor, from = temporary;
   for (std::int64_t d = 0; d < tensor.dim(); ++d) {
@@ -135,6 +140,7 @@ std::vector<std::uint64_t> split_counts(const CollectiveCall& call, const std::v
   for (const auto split : splits) {
     if (split < 0)
       call.refuse(ErrorKind::kUsage, role, "_split_sizes holds ", split, "; rows are not negative");
+    // Left early, counts is too short, which the check below refuses.
     if (__builtin_add_overflow(sum, split, &sum)) break;
     counts.push_back(static_cast<std::uint64_t>(split) * row);
   }
@@ -159,6 +165,7 @@ Work all_to_all_by_gathering(CollectiveCall& call, const at::Tensor& send, const
   HeldTensors held{.results = {output}};
   const auto part = send.numel() / call.size();
   const auto mine = everything.view({call.size(), call.size(), part}).select(1, call.rank());
+  // finish, not `copies`: `mine` has gaps, so flat_as() copies it and must run after the operation.
   held.finish = [output, mine] { output.copy_(flat_as(mine, output.scalar_type()).view(output.sizes())); };
   return call.start(send, everything, send.numel(), wire, std::move(held));
 }
@@ -173,6 +180,8 @@ Work broadcast(at::Tensor tensor, BroadcastOptions options) {
   call.op().root = call.root(options.src, options.group_src, "src");
   const auto wire = call.wire_for_move(tensor.scalar_type());
   call.op().kind = LOCKSTEP_BROADCAST;
+  // check(), not check_output(): an expanded tensor may be the source, and at a receiver equal values fit
+  // into it.
   if (internal::overlaps_itself(tensor)) [[unlikely]]
     return broadcast_expanded(call, tensor, wire);
   return call.start_in_place(std::move(tensor), wire);
@@ -190,6 +199,8 @@ Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOpti
   }
   call.describe(input, !internal::have_one_size(outputs));
   if (!internal::have_one_size(outputs)) {
+    // `counts` is on this frame while op() points into it: post() copies the counts, and run() returns after
+    // the operation.
     const auto counts = internal::counts_of(outputs, call.wire_for_move(outputs[0].scalar_type()));
     HeldTensors held{.results = outputs};
     std::vector<lockstep_op> ops;
@@ -208,7 +219,10 @@ Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOpti
   const auto wire = call.wire_for_move(input.scalar_type());
   call.op().kind = LOCKSTEP_ALL_GATHER;
   HeldTensors held;
+  // After op().kind: room_for_parts() looks at it. It may set recv_rows, which start() sends along.
   const auto recv = room_for_parts(call, outputs, {input}, held);
+  // The input may be one of the outputs. It is copied rather than the outputs, since it is the smaller
+  // buffer.
   const auto send = may_share_memory(outputs, {input}) ? plain_copy(input) : plain(input);
   return call.start(send, recv, input.numel(), wire, std::move(held));
 }
@@ -300,6 +314,8 @@ Work scatter(at::Tensor tensor, std::vector<at::Tensor> scatter_list, ScatterOpt
   // Everyone gets everything and takes its part.
   call.op().kind = LOCKSTEP_BROADCAST;
   const auto everything = room_for_all(call, tensor).view({call.size(), tensor.numel()});
+  // On ranks other than src the list is empty and the buffer stays uninitialised until the broadcast fills
+  // it.
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < scatter_list.size(); ++i)
     everything[static_cast<std::int64_t>(i)].copy_(flat_as(scatter_list[i], tensor.scalar_type()));
@@ -326,7 +342,7 @@ Work all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
   call.op().recv_counts = recv_counts.data();
   HeldTensors held;
   const auto recv = room_for_parts(call, outputs, inputs, held);
-  // As they lie, where the engine takes that: a piece of a tensor cut along an inner dimension is not packed.
+  // In place, where the engine takes rows: a piece of a tensor cut along an inner dimension is not packed.
   const auto rows = call.takes_rows() ? internal::rows_of(inputs) : 0;
   call.op().send_rows = rows;
   return call.start(rows > 1 ? inputs[0] : internal::packed(inputs), recv, 0, wire, std::move(held));

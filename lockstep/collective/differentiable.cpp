@@ -28,6 +28,8 @@ struct Kept final : torch::CustomClassHolder {
   Step backward;
 };
 
+// One node of the graph from two steps, each of which takes and returns a list of tensors. The steps are its
+// last two inputs, hence the two gradients that are missing in backward.
 class Recorded final : public torch::autograd::Function<Recorded> {
  public:
   static variable_list forward(torch::autograd::AutogradContext* context, at::TensorList inputs,
@@ -39,6 +41,8 @@ class Recorded final : public torch::autograd::Function<Recorded> {
   }
   static variable_list backward(torch::autograd::AutogradContext* context, const variable_list& gradients) {
     const auto kept = context->saved_data["kept"].toCapsule();
+    // The backward steps below call functions of this file, not the plain collectives: with create_graph the
+    // backward pass is recorded in turn, and a second derivative is again a collective on every rank.
     auto results = static_cast<const Kept&>(*kept).backward(gradients);
     results.resize(results.size() + 2);  // the two steps have no gradient
     return results;
@@ -49,7 +53,9 @@ variable_list record(const variable_list& inputs, const Step& forward, const Ste
   return Recorded::apply(at::TensorList(inputs), forward, backward);
 }
 
-// The group the call is for, never null.
+// The group the call is for, never null. Resolved here, on the caller's thread, and captured by both steps:
+// the autograd thread that runs backward may belong to another rank thread, or to none, and would find
+// another default group.
 template <class Options>
 Options held(const char* name, Options options, at::TensorList inputs) {
   if (!options.group) options.group = default_group();
@@ -80,6 +86,8 @@ void check_alike(const char* name, const Options& options, const variable_list& 
   }
 }
 
+// Raised by the forward call; in backward the error would come out of the autograd engine, far from its
+// cause.
 void check_gradient(const char* name, const ReduceOptions& options, at::TensorList inputs) {
   const auto op = options.op.kind();
   if (op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kPremulSum ||
@@ -111,7 +119,8 @@ ReduceOptions summed(const Some& options) {
   return {.op = ReduceOp::kSum, .group = options.group, .timeout = options.timeout, .where = options.where};
 }
 
-// What AVG and PREMUL_SUM make of a gradient.
+// What AVG and PREMUL_SUM make of a gradient. The output is sum(factor * x): by the chain rule the summed
+// gradient is multiplied by the same factor, which is this rank's own for PREMUL_SUM.
 at::Tensor scaled(const at::Tensor& gradient, const ReduceOptions& options) {
   if (options.op.kind() == ReduceOp::kAvg) return gradient.div(options.group->size());
   if (options.op.kind() == ReduceOp::kPremulSum)
@@ -119,6 +128,8 @@ at::Tensor scaled(const at::Tensor& gradient, const ReduceOptions& options) {
   return gradient;
 }
 
+// The collectives work in place, but the inputs of a node must keep their values: each forward step writes to
+// memory of its own.
 at::Tensor copy_of(const at::Tensor& tensor) {
   return tensor.clone(at::MemoryFormat::Contiguous);
 }
@@ -145,6 +156,9 @@ variable_list all_to_all_sized(const Sizes& sizes, const variable_list& inputs, 
     lockstep::all_to_all(outputs, sent, below(AllToAllOptions{}, options));
     return outputs;
   };
+  // The transpose: what was received goes back to where it came from, so the sizes of the inputs are those of
+  // the results. all_to_all is its own transpose; broadcast and reduce, gather and scatter, all_gather and
+  // reduce_scatter are each other's.
   const auto backward = [=, back = sizes_of(inputs)](const variable_list& gradients) {
     return all_to_all_sized(back, gradients, options);
   };
@@ -162,6 +176,8 @@ at::Tensor broadcast(const at::Tensor& tensor, int src, Options given) {
   };
   const auto backward = [=](const variable_list& gradients) -> variable_list {
     auto sum = reduce(gradients.front(), src, summed(options));
+    // reduce leaves the other ranks with their own gradient, but their input did not contribute to any
+    // output.
     if (!is_here(options.group, src)) sum.zero_();
     return {sum};
   };
@@ -200,6 +216,8 @@ std::vector<at::Tensor> gather(const at::Tensor& tensor, int dst, Options given)
   const auto options = held("gather", std::move(given), tensor);
   const auto forward = [=](const variable_list& inputs) -> variable_list {
     variable_list outputs;
+    // Zeros also on the ranks that receive nothing: these outputs lead to the backward step, a scatter that
+    // needs one gradient per rank on all of them.
     for (int r = 0; r < options.group->size(); ++r) outputs.push_back(at::zeros_like(inputs.front()));
     lockstep::gather(inputs.front(), is_here(options.group, dst) ? outputs : variable_list(),
                      below(GatherOptions{.dst = dst}, options));
@@ -276,6 +294,8 @@ at::Tensor all_to_all_single(const at::Tensor& input, AllToAllSingleOptions give
   const auto forward = [=](const variable_list& inputs) -> variable_list {
     auto sizes = inputs.front().sizes().vec();
     const auto& rows = options.output_split_sizes;
+    // Negative or wrong splits are refused by the collective itself, which names the caller; the output needs
+    // valid sizes before that.
     if (!rows.empty() && !sizes.empty())
       sizes.front() = std::max<std::int64_t>(0, std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
     auto output = at::empty(sizes, inputs.front().options());

@@ -30,12 +30,17 @@ AsyncTensor::AsyncTensor(at::Tensor tensor, Work work, std::function<at::Tensor(
     : state_(new State{
           .work = std::move(work), .mutex = {}, .tensor = std::move(tensor), .finish = std::move(finish)}) {}
 
+// The reference stays valid as long as any copy of this AsyncTensor: once finish has run, nobody assigns to
+// `tensor` again.
 const at::Tensor& AsyncTensor::wait() const {
   static const at::Tensor undefined;
   if (!state_) return undefined;
+  // Without the mutex: it may block for long, and several threads may wait. When the operation fails it
+  // throws, and finish never runs.
   state_->work.wait();
   const std::lock_guard lock(state_->mutex);
   if (state_->finish) {
+    // Under the mutex, so that one of the waiting threads does the work and the others see its result.
     const at::NoGradGuard no_grad;
     state_->tensor = state_->finish(state_->tensor);
     state_->finish = nullptr;
@@ -43,6 +48,7 @@ const at::Tensor& AsyncTensor::wait() const {
   return state_->tensor;
 }
 
+// Without waiting, for coalesced(), which gives the memory to an AsyncTensor with another Work.
 at::Tensor AsyncTensor::unfinished() const {
   if (!state_) return {};
   const std::lock_guard lock(state_->mutex);
@@ -75,7 +81,8 @@ template <class... Parts>
                                            ":", options.where.line(), "): ", parts...));
 }
 
-// False, with a warning, for a process that is not in the group.
+// False, with a warning, for a process that is not in the group. The constructor of a CollectiveCall resolves
+// the group and validates the timeout; it is only made for its warning when this process is not a member.
 bool takes_part(OpType type, const Options& options) {
   return is_group_member(options.group) || internal::CollectiveCall(type, options, true).takes_part(true);
 }
@@ -96,6 +103,8 @@ Below started(Below below, const Options& options) {
   return below;
 }
 
+// Functional: self is never written, so an operation in place needs a copy. The AsyncTensor holds it, and the
+// Work's state holds it while the engine uses it.
 at::Tensor plain_copy(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   return tensor.detach().clone(at::MemoryFormat::Contiguous);
@@ -107,13 +116,16 @@ at::Tensor room(const at::Tensor& like, std::vector<std::int64_t> sizes) {
 
 std::int64_t dim_of(const char* name, const Options& options, const at::Tensor& tensor, std::int64_t dim) {
   if (!tensor.defined()) refuse(name, options, "self is an undefined tensor");
+  // A tensor without dimensions counts as one of size 1, as in torch: dimension 0 and -1 exist.
   const auto n = std::max<std::int64_t>(tensor.dim(), 1);
   if (dim < -n || dim >= n)
     refuse(name, options, "there is no dimension ", dim, " in a tensor of ", tensor.dim());
   return dim < 0 ? dim + n : dim;
 }
 
-// Parts along `dim` one after the other along dimension 0, and back.
+// Parts along `dim` one after the other along dimension 0, and back. The collectives used here take parts
+// that follow each other in memory. Along dimension 0 they do; along any other the input is repacked before,
+// or the output after the operation.
 at::Tensor to_rows(const at::Tensor& tensor, std::int64_t n, std::int64_t dim) {
   return dim == 0 ? tensor : at::cat(tensor.chunk(n, dim), 0);
 }
@@ -140,6 +152,9 @@ std::vector<AsyncTensor> coalesced(std::size_t n, const Options& options, const 
   if (n == 0) return {};
   if (!takes_part(OpType::kCoalesced, options)) return std::vector<AsyncTensor>(n);
   std::vector<at::Tensor> collected;
+  // Inside the scope a collective only registers its tensors; its own Work cannot be waited for and is
+  // dropped with the AsyncTensor. If a call raises, the scope is left without launching: nothing was sent on
+  // this rank.
   CoalescingScope scope(started(CoalescingOptions{}, options));
   for (std::size_t i = 0; i < n; ++i) collected.push_back(call(i).unfinished());
   const Work work = scope.launch();
@@ -171,6 +186,7 @@ AsyncTensor all_gather_tensor(const at::Tensor& self, std::int64_t gather_dim, O
   if (!takes_part(OpType::kAllGatherIntoTensor, options)) return {};
   const auto dim = dim_of("all_gather_tensor", options, self, gather_dim);
   const int n = get_world_size(options.group);
+  // Received along dimension 0 whatever dimension was asked for; the first wait() moves the parts.
   auto sizes = self.dim() == 0 ? std::vector<std::int64_t>{1} : self.sizes().vec();
   sizes.front() *= n;
   auto out = room(self, sizes);
@@ -186,6 +202,8 @@ AsyncTensor reduce_scatter_tensor(const at::Tensor& self, std::int64_t scatter_d
   const auto dim = dim_of("reduce_scatter_tensor", tail, self, scatter_dim);
   const int n = get_world_size(options.group);
   check_divides("reduce_scatter_tensor", tail, self, dim, n);
+  // With dimension 0 this is the memory of self, which the caller must not write before the operation is
+  // over. The Work's state keeps it alive.
   const auto rows = to_rows(self.detach(), n, dim);
   auto sizes = rows.sizes().vec();
   sizes.front() /= n;
@@ -235,6 +253,8 @@ std::vector<AsyncTensor> reduce_scatter_tensor_coalesced(const std::vector<at::T
 
 at::Tensor all_gather_tensor_autograd(const at::Tensor& self, std::int64_t gather_dim, Options options) {
   const auto dim = dim_of("all_gather_tensor_autograd", options, self, gather_dim);
+  // Synchronous, unlike the functions above: what autograd records is a tensor, which cannot be waited for
+  // later.
   const auto parts = differentiable::all_gather(
       self.dim() == 0 ? self.reshape({1}) : self,
       {.group = options.group, .timeout = options.timeout, .where = options.where});

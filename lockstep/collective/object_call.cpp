@@ -46,7 +46,7 @@ Sizes lengths_of(Sizes announcements) {
   return announcements;
 }
 
-// Sizes, then the bytes one after the other: what a list is on the line.
+// Sizes, then the bytes one after the other: what a list is when it is sent.
 Bytes joined(const std::vector<Bytes>& objects) {
   base::ByteWriter all;
   for (const auto& object : objects) all.put(size_of(object));
@@ -54,6 +54,7 @@ Bytes joined(const std::vector<Bytes>& objects) {
   return all.take();
 }
 
+// One announcement per part: all parts of a failed list carry the same reason.
 Sizes announced(const EncodedObjects& objects) {
   Sizes sizes;
   for (const auto& part : objects.parts) sizes.push_back(announced(part, objects.failed));
@@ -98,6 +99,8 @@ ObjectCall::ObjectCall(const char* name, const Group& group, std::optional<Milli
       group_(resolve(group)),
       deadline_(Deadline::after(timeout.value_or(group_->timeout()))),
       where_(where) {
+  // After the members are set, since called() names the group and the line. One deadline for all steps of the
+  // call: each gets what left() says.
   if (timeout) base::checked_timeout(*timeout, called());
 }
 
@@ -178,6 +181,7 @@ void ObjectCall::refuse_object(const Error& error, std::size_t index, int from) 
   base::raise(std::move(failure));
 }
 
+// Byte 0 is the ErrorKind, the rest the message; refuse_failed() reads it back on every receiver.
 EncodedObjects ObjectCall::why_not_encoded(std::size_t n_parts) {
   const Failure failure = base::current_failure();
   base::ByteWriter encoded;
@@ -187,6 +191,7 @@ EncodedObjects ObjectCall::why_not_encoded(std::size_t n_parts) {
 }
 
 void ObjectCall::refuse_failed(int from, std::span<const std::uint8_t> encoded) const {
+  // A peer sent the byte, so it is checked before it becomes an ErrorKind.
   auto kind = ErrorKind::kInternal;
   if (!encoded.empty() && encoded.front() <= static_cast<std::uint8_t>(ErrorKind::kInternal))
     kind = static_cast<ErrorKind>(encoded.front());
@@ -201,7 +206,8 @@ void ObjectCall::check_count(std::int64_t came, std::size_t expected, int from) 
   }
 }
 
-// What a peer announces is believed up to here, all parts of a call together.
+// What a peer announces is believed up to here, all parts of a call together. Guards against an allocation by
+// a damaged or hostile announcement, of which no byte has arrived yet.
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 34;
 
 // One buffer, cut into parts of these sizes.
@@ -252,6 +258,7 @@ ReceivedObjects ObjectCall::gather(const EncodedObjects& object, int dst) {
   lockstep::all_to_all_single(
       received.buffer, tensor_over(bytes),
       step(AllToAllSingleOptions{.output_split_sizes = incoming, .input_split_sizes = outgoing}));
+  // Only now: this rank has done its part in both steps, and dst raises the same reason.
   if (object.failed) refuse_failed(rank(), bytes);
   check_encoded(received, sizes);
   return received;
@@ -267,6 +274,7 @@ ReceivedObjects ObjectCall::scatter(const EncodedObjects& objects, int src) {
   const Sizes length = lengths_of(own);
   auto received = room_for(length);
   outgoing = lengths_of(std::move(outgoing));
+  // Empty on all ranks but src, which announced one part per rank.
   outgoing.resize(static_cast<std::size_t>(size()), 0);
   Sizes incoming(static_cast<std::size_t>(size()), 0);
   incoming[static_cast<std::size_t>(src)] = length.front();
@@ -295,6 +303,8 @@ ReceivedObjects ObjectCall::broadcast(const EncodedObjects& objects, int src) {
 void ObjectCall::send(const EncodedObjects& objects, int dst, bool use_batch) {
   const Bytes all = on_the_line(objects);
   Sizes head = {static_cast<std::int64_t>(objects.parts.size()), announced(all, objects.failed)};
+  // Two messages under one tag: the engine delivers messages of equal sender, receiver and tag in order, so
+  // the head comes first.
   send_tensor(tensor_over(head), dst, use_batch);
   send_tensor(tensor_over(all), dst, use_batch);
   if (objects.failed) refuse_failed(rank(), all);
@@ -305,6 +315,8 @@ ReceivedObjects ObjectCall::receive(std::size_t n, std::optional<int> src, bool 
   const int from = receive_tensor(tensor_over(head), src, use_batch);
   auto received = room_for_list(head);
   received.from = from;
+  // From the sender of the head, also when any source was asked for: another sender's head may be next in the
+  // queue.
   receive_tensor(received.buffer, from, use_batch);
   cut(received, head, n);
   return received;
@@ -347,6 +359,7 @@ int ObjectCall::receive_tensor(const at::Tensor& tensor, std::optional<int> src,
     return *src;
   }
   const auto from = lockstep::recv(tensor, step(RecvOptions{.group_src = src}));
+  // recv() returns a rank of the world; the rest of this class counts in ranks of the group.
   return root(from, {}, "src", {});
 }
 

@@ -14,6 +14,8 @@ void check_tag(const CollectiveCall& call, int tag) {
   if (tag < 0) call.refuse(ErrorKind::kUsage, "tag is ", tag, "; tags are not negative");
 }
 
+// Only for the blocking calls: a rank can post isend and irecv to itself and wait for both
+// (group/internal/loopback.h).
 void check_other(const CollectiveCall& call, int peer, const char* role) {
   if (peer != call.rank()) return;
   call.refuse(ErrorKind::kUsage, role,
@@ -25,6 +27,8 @@ void check_other(const CollectiveCall& call, int peer, const char* role) {
 int check_send(CollectiveCall& call, const at::Tensor& tensor, const SendOptions& options) {
   call.check(tensor, "tensor");
   call.describe(tensor);
+  // describe() comes after check(), which finds the part of the group that the tensor's device belongs to;
+  // the same holds below.
   check_tag(call, options.tag);
   return call.root(options.dst, options.group_dst, "dst");
 }
@@ -39,9 +43,13 @@ int check_recv(CollectiveCall& call, const at::Tensor& tensor, const RecvOptions
 }
 
 Work start_send(CollectiveCall& call, const at::Tensor& tensor, int peer, int tag) {
+  // The element type is compared by the receiving engine: sender and receiver must both come to the same wire
+  // type, so it depends only on the dtype and the engine.
   const auto wire = call.wire_for_move(tensor.scalar_type());
   call.op().kind = LOCKSTEP_SEND;
   call.op().root = peer;
+  // The user's tag is matched as it is. For collectives the group overwrites this field with the sequence
+  // number, for messages it does not (GroupBase::number).
   call.op().tag = tag;
   return call.start(internal::plain(tensor), {}, tensor.numel(), wire, {.results = {tensor}});
 }
@@ -52,6 +60,8 @@ Work start_recv(CollectiveCall& call, const at::Tensor& tensor, int peer, int ta
   call.op().root = peer;
   call.op().tag = tag;
   HeldTensors held;
+  // A receive into a tensor with gaps goes through a temporary that is copied back only when the message has
+  // arrived whole.
   const auto recv = room_for(tensor, false, held);
   return call.start({}, recv, tensor.numel(), wire, std::move(held));
 }
@@ -82,6 +92,8 @@ RecvOptions recv_options(const P2POp& op, const BatchOptions& options) {
 bool check_batched(const P2POp& op, const BatchOptions& options) {
   if (op.op == P2PKind::kIsend) {
     const auto one = send_options(op, options);
+    // Used for its checks only and never started. A refused message takes no sequence number, so the
+    // collectives after it are numbered as on the other ranks.
     CollectiveCall call(OpType::kSend, one, true);
     if (!call.takes_part()) return false;
     check_send(call, op.tensor, one);
@@ -131,6 +143,7 @@ Work irecv(at::Tensor tensor, RecvOptions options) {
 
 std::vector<Work> batch_isend_irecv(std::vector<P2POp> ops, BatchOptions options) {
   const Group group = ops.empty() ? nullptr : ops.front().group;
+  // Group handles are compared as given: null and an explicit default group count as different.
   for (const auto& op : ops) {
     if (op.group == group) continue;
     base::raise(ErrorKind::kUsage,
@@ -142,9 +155,13 @@ std::vector<Work> batch_isend_irecv(std::vector<P2POp> ops, BatchOptions options
                 base::cat("batch_isend_irecv (called at ", options.where.file_name(), ":",
                           options.where.line(), "): the list is empty; at least one message is needed"));
   }
+  // All or nothing as far as arguments are concerned: a peer would wait for a message of a batch that was
+  // refused half-way.
   for (const auto& op : ops) {
     if (!check_batched(op, options)) return {};
   }
+  // Not one transaction: if a later one cannot be started because the group broke meanwhile, the earlier ones
+  // keep their tensors until they end.
   std::vector<Work> works;
   for (const auto& op : ops) {
     works.push_back(op.op == P2PKind::kIsend ? isend(op.tensor, send_options(op, options))

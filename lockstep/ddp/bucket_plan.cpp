@@ -34,6 +34,7 @@ std::vector<std::size_t> ascending(std::size_t n) {
   return order;
 }
 
+// Orders of arrival are broadcast by rank 0: an index beyond the items must not get further.
 void check_permutation(std::span<const std::size_t> order, std::size_t n_items) {
   std::vector<bool> seen(n_items, false);
   bool good = order.size() == n_items;
@@ -49,6 +50,7 @@ void check_permutation(std::span<const std::size_t> order, std::size_t n_items) 
 
 std::size_t to_bytes(double mb, const char* option) {
   const double bytes = mb * 1024 * 1024;
+  // Written so that NaN fails, too.
   if (!(bytes >= 1) || std::isinf(bytes)) {
     base::raise(ErrorKind::kUsage, base::cat("DistributedDataParallel: ", option,
                                              " must be a positive number of MiB, not ", mb));
@@ -62,6 +64,7 @@ std::vector<std::size_t> explicit_limits(const BucketCaps& caps) {
   return limits;
 }
 
+// Read once per BucketCaps, when a model is wrapped: ranks must set it to the same value before.
 std::atomic<std::size_t> first_bucket_bytes_now{kDefaultFirstBucketBytes};
 
 }  // namespace
@@ -81,6 +84,7 @@ BucketIndices assign_buckets(std::span<const BucketItem> items, std::span<const 
   BucketIndices closed;
   std::vector<OpenBucket> open;
   for (const std::size_t index : order) {
+    // Not counted against the open bucket of its key, which stays open.
     if (items[index].sparse) {
       closed.push_back({index});
       continue;
@@ -88,6 +92,8 @@ BucketIndices assign_buckets(std::span<const BucketItem> items, std::span<const 
     OpenBucket& bucket = open_bucket_for(open, items[index]);
     bucket.indices.push_back(index);
     bucket.n_bytes += items[index].n_bytes;
+    // Closed after the item that reaches the limit: an item larger than the limit gets a bucket, and none is
+    // ever split.
     if (bucket.n_bytes < limits[bucket.next_limit]) continue;
     closed.push_back(std::move(bucket.indices));
     bucket.indices.clear();
@@ -130,6 +136,7 @@ std::vector<std::size_t> rebuilt_limits(const BucketCaps& caps) {
 
 BucketIndices initial_buckets(std::span<const BucketItem> items, const BucketCaps& caps, bool for_good) {
   BucketIndices buckets = assign_buckets(items, for_good ? rebuilt_limits(caps) : initial_limits(caps));
+  // Buckets, not the indices inside of them: within a bucket the order does not matter for when it is full.
   std::reverse(buckets.begin(), buckets.end());
   return buckets;
 }

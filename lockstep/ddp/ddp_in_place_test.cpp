@@ -54,7 +54,7 @@ TEST(InPlaceGradients, AreReducedWhereAutogradMadeThem) {
       EXPECT_EQ(model->stats().n_in_place, step * n_weights);
     }
     const void* const before = net->second->weight.grad().data_ptr();
-    // Accumulated into where it lies, and reduced there again.
+    // Accumulated into in place, and reduced there again.
     model->forward(input_of(5, rank)).sum().backward();
     EXPECT_EQ(net->second->weight.grad().data_ptr(), before);
     EXPECT_EQ(model->stats().n_in_place, 5 * n_weights);

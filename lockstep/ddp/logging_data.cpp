@@ -26,6 +26,7 @@ class JsonObject {
   void put(T value) {
     text_ += std::to_string(value);
   }
+  // -1, not null: whoever reads these members expects numbers.
   template <class T>
   void put(const std::optional<T>& value) {
     put(value.value_or(-1));
@@ -45,7 +46,8 @@ class JsonObject {
   std::string text_;
 };
 
-// Error messages may hold anything: what JSON does not take as it is goes as \u00xx.
+// Error messages may hold anything: what JSON does not take as it is goes as \u00xx. Bytes above 0x7f pass
+// unchanged, as parts of UTF-8.
 void JsonObject::put(std::string_view value) {
   constexpr char kHex[] = "0123456789abcdef";
   text_ += '"';
@@ -66,6 +68,8 @@ void JsonObject::put(std::string_view value) {
 
 }  // namespace
 
+// The name in the text is that of the member. Nothing checks that all are listed: a member that is added to
+// the struct must be added here, too.
 #define LOCKSTEP_FIELD(field) add(#field, field)
 
 std::string DdpLoggingData::to_json() const {

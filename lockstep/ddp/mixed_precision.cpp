@@ -29,6 +29,7 @@ void check_mixed_precision(const MixedPrecision& mixed, const std::vector<at::Te
   check_dtype(mixed.param_dtype, "param_dtype");
   check_dtype(mixed.reduce_dtype, "reduce_dtype");
   check_dtype(mixed.buffer_dtype, "buffer_dtype");
+  // A view of a bucket has the bucket's type, and a gradient must have its parameter's.
   const std::optional<at::ScalarType> reduced = mixed.reduced_in();
   for (const at::Tensor& parameter : parameters) {
     if (!views || !reduced || !parameter.requires_grad() || !parameter.is_floating_point()) continue;
@@ -47,14 +48,17 @@ LowPrecisionParameters::LowPrecisionParameters(const std::vector<at::Tensor>& pa
   for (const at::Tensor& parameter : parameters) {
     if (parameter.is_floating_point() && parameter.scalar_type() != dtype) parameters_.push_back(parameter);
   }
+  // short_ keeps its memory from pass to pass; full_ is set only while the parameters are short.
   full_.resize(parameters_.size());
   short_.resize(parameters_.size());
 }
 
 bool LowPrecisionParameters::shorten() {
   if (torch::autograd::get_current_graph_task_id() == -1) ends_ = false;  // left over from a pass that died
+  // Since an earlier forward pass, whose graph is still to be traversed: its copies serve this one, too.
   if (short_now_) return false;
   {
+    // Below autograd and version counters: nothing here is part of a graph.
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       full_[i] = parameters_[i].variable_data();
@@ -67,11 +71,14 @@ bool LowPrecisionParameters::shorten() {
       to.copy_(from);
     }
   }
+  // Before the first set_data(): if one throws, restore() puts all of them back, also those not replaced yet.
   short_now_ = true;
   for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].set_data(short_[i]);
   return true;
 }
 
+// Called at the end of a backward pass, by the last graph, or by the destructor, whichever comes first; the
+// later ones find nothing to do.
 void LowPrecisionParameters::restore() noexcept {
   ends_ = false;
   unwatched_ = false;
@@ -89,11 +96,14 @@ void LowPrecisionParameters::on_gradient() {
 
 void LowPrecisionParameters::restore_at_end() {
   ends_ = true;
+  // Queued once per pass (ends_). Weak: the module may be destroyed before the engine runs it.
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->restore();
   });
 }
 
+// n_open_ counts the graphs that no accumulating backward pass has begun to traverse. While there is one, the
+// end of another graph's life does not restore the parameters.
 LowPrecisionParameters::Graph::Graph(std::weak_ptr<LowPrecisionParameters> of) : of_(std::move(of)) {
   if (const auto precisions = of_.lock()) ++precisions->n_open_;
 }
@@ -107,8 +117,8 @@ LowPrecisionParameters::Graph::~Graph() {
   settle();
   const auto precisions = of_.lock();
   if (!precisions || precisions->n_open_ != 0 || precisions->unwatched_) return;
-  // Inside a backward pass its end will do it. One that died will never end, and its graph goes outside of
-  // it.
+  // Inside a backward pass, the end of the pass restores them. A pass that failed never ends, and its graph
+  // is destroyed outside of it.
   const bool inside = torch::autograd::get_current_graph_task_id() != -1;
   if (!inside || !precisions->ends_) precisions->restore();
 }

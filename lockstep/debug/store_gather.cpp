@@ -24,10 +24,10 @@ std::string verdict_key(std::uint64_t number) {
   return base::cat(number, "/verdict");
 }
 
-// How long a wait lasts before the group is asked whether it still makes sense.
+// How long a wait lasts before still_worth_it() is called.
 constexpr Milliseconds kSlice{200};
 
-// False when the deadline passed first. A wait that lasts says waiting().
+// False when the deadline passed first. A slow wait logs waiting().
 bool wait_for(Store& store, const std::vector<std::string>& keys, Deadline deadline,
               const std::function<void()>& still_worth_it, const std::function<std::string()>& waiting) {
   base::SlowWait slow(deadline);

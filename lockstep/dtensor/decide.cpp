@@ -11,9 +11,9 @@
 namespace lockstep::dtensor_internal {
 namespace {
 
-// Bytes of an input's largest piece as it lies now: the same on every rank, unlike those of its own piece.
-// Equal numbers matter: ranks that compute different costs could choose different alternatives, and then call
-// different collectives.
+// Bytes of an input's largest piece in its present layout: the same on every rank, unlike those of its own
+// piece. Equal numbers matter: ranks that compute different costs could choose different alternatives, and
+// then call different collectives.
 double bytes_now(const Input& input, const MeshContext& mesh) {
   double bytes = static_cast<double>(input.local.element_size());
   for (const auto size : input.sizes) bytes *= static_cast<double>(size);

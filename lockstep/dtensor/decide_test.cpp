@@ -57,7 +57,7 @@ TEST(Decisions, OfAnIndexAreNotUsedForAMask) {
   });
 }
 
-// Whatever the layout: the values of plain tensors, from a table whose rows lie interleaved.
+// Whatever the layout: the values of plain tensors, from a table whose rows are interleaved.
 TEST(Decisions, MoveInterleavedPiecesWhereOneRangeIsNeeded) {
   world(2, [](int) {
     const auto mesh = init_device_mesh("cpu", {2});

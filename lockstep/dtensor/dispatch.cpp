@@ -2,7 +2,7 @@
 //
 //   OpCall     which tensors, on which mesh            errors here are raised before anything is sent,
 //   decide     where they must be and what comes out     alike on every rank
-//   redistribute the inputs that lie elsewhere         collectives
+//   redistribute the inputs in other layouts           collectives
 //   run        the operator on the local tensors, below autograd
 //   wrap       the results
 //
@@ -249,7 +249,7 @@ class Kernel final : public c10::OperatorKernel {
     });
   }
 
-  // The pieces cannot be worked on as they lie (Decision::by_copy).
+  // The operator cannot run on the pieces in their layout (Decision::by_copy).
   void run_otherwise(OpCall& call, Stack& stack) const {
     const auto& op = call.op();
     if (op.loops) return run_items(call, stack);
@@ -299,7 +299,7 @@ class Kernel final : public c10::OperatorKernel {
     }
   }
 
-  // Operators that write where their result cannot be made: out=, in place on pieces that lie otherwise, in
+  // Operators that write where their result cannot be made: out=, in place on pieces of another layout, in
   // place with other sizes. The operator that returns its result instead, which is then stored in the written
   // arguments.
   static void run_and_store(const OpCall& call, Stack& stack) {
@@ -380,7 +380,7 @@ class Installation final : public c10::OpRegistrationListener {
       if (const auto handle = dispatcher.findSchema(name)) install(*handle);
     }
   }
-  // Operators of libraries that are loaded later. The listener is also told of those that exist.
+  // Operators of libraries that are loaded later. The listener is also called for those that exist.
   void onOperatorRegistered(const c10::OperatorHandle& handle) override { install(handle); }
   void onOperatorDeregistered(const c10::OperatorHandle&) override {}
 

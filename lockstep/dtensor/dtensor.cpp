@@ -125,7 +125,7 @@ at::Tensor move_values(const at::Tensor& tensor, const Layout& to, std::optional
   auto moved = redistribute_local(local, tensor.sizes(), *meta.layout(), to, async ? &last : nullptr);
   if (moved.is_same(meta.local())) moved = moved.detach();
   auto result = wrap(std::move(moved), tensor.sizes(), meta.mesh(), &to, false, std::move(last));
-  // What did not move lies as before; a small piece does not tell how (internal/strides.h).
+  // What did not move keeps its strides; a small piece does not show them (internal/strides.h).
   if (meta.layout() == &to) {
     result.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
   }

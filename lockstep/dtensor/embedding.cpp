@@ -19,7 +19,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What the gradient must know of the table.
+// What the gradient needs to know about the table.
 struct LookupTable final : torch::CustomClassHolder {
   std::shared_ptr<const MeshContext> mesh;
   const Layout* layout = nullptr;
@@ -27,7 +27,7 @@ struct LookupTable final : torch::CustomClassHolder {
   LookupOptions options;
 };
 
-// Where gradient and indices must lie, and how the result then does, mesh dimension by mesh dimension.
+// The placements that gradient and indices must have, and those of the result, per mesh dimension.
 struct GradientPlan {
   Placements gradient;
   Placements indices;
@@ -64,7 +64,7 @@ at::Tensor local_of(const at::Tensor& tensor, const MeshContext& mesh, const Pla
 }
 
 // The gradient of this rank's rows. Lookups of other rows, and of the padding, go to one row more, which
-// embedding_dense_backward is told to leave out and which is cut off.
+// embedding_dense_backward is asked to leave out and which is cut off.
 at::Tensor local_gradient(const LookupTable& table, const at::Tensor& gradient, const at::Tensor& indices) {
   const auto n_rows =
       local_sizes(table.sizes, table.layout->placements, table.mesh->shape(), table.mesh->coordinate())[0];

@@ -148,7 +148,7 @@ int Operator::argument(const char* argument_name) const {
   return index ? *index : -1;
 }
 
-// In two passes: plain inputs need the mesh, which the first sharded one tells, wherever it is among the
+// In two passes: plain inputs need the mesh, which the first sharded one has, wherever it is among the
 // arguments.
 OpCall::OpCall(const Operator& op, const c10::IValue* arguments) : op_(op), arguments_(arguments) {
   for (std::size_t i = 0; i < op.arguments.size(); ++i) {

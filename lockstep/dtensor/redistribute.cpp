@@ -70,7 +70,7 @@ at::Tensor result_of(const Stage& stage, const Sizes& sizes, const at::Tensor& l
 
 at::Tensor all_gather_step(const Stage& stage, const at::Tensor& local, Work* work) {
   auto whole = result_of(stage, stage.before, local);
-  // Equal pieces of the first dimension lie one after the other: one buffer instead of a list.
+  // Equal pieces of the first dimension are one after the other: one buffer instead of a list.
   if (stage.step.from == Shard(0) && divides_evenly(stage.before[0], stage.n)) {
     *work = all_gather_single(whole, local, {.group = stage.group, .async_op = stage.async});
     return whole;

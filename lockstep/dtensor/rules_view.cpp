@@ -282,7 +282,7 @@ void retyping(const OpCall&, Letters& letters) {
   letters.results[0] = letters.inputs[0];
 }
 
-// Strides say where elements lie in memory, which only a whole in its own order can answer.
+// Strides say where elements are in memory, which only a whole in its own order can answer.
 [[noreturn]] void refuse_strides(const OpCall& call) {
   base::raise(ErrorKind::kUsage,
               base::cat(call.describe(),

@@ -1,4 +1,4 @@
-// Sharded tensors for the layers that know of no mesh (lockstep/tensor/detail/local_shard.h).
+// Sharded tensors for the layers that have no mesh (lockstep/tensor/detail/local_shard.h).
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>

@@ -23,7 +23,8 @@ Sizes dense(at::IntArrayRef sizes, const Sizes& keys) {
   return strides;
 }
 
-// The input that an elementwise result lies like: the first of its sizes, unless some of it was expanded.
+// The input whose order of dimensions an elementwise result has: the first of its sizes, unless some of it
+// was expanded.
 const Input* model_of_result(const OpCall& call, at::IntArrayRef sizes) {
   for (const auto& input : call.inputs()) {
     if (input.sizes != sizes) continue;
@@ -33,7 +34,7 @@ const Input* model_of_result(const OpCall& call, at::IntArrayRef sizes) {
   return nullptr;
 }
 
-// A dimension of a view lies like the one it comes from; one that comes from none lies innermost, or is
+// A dimension of a view has the place of the one it comes from; one that comes from none is innermost, or is
 // expanded.
 Sizes of_view(const OpCall& call, const Decision& decision, std::size_t r, at::IntArrayRef sizes) {
   const auto& input = call.inputs()[0];

@@ -70,7 +70,7 @@ at::Tensor styled_addmm(const at::Tensor& bias, const at::Tensor& input, const a
                 [&](const at::Tensor& x) { return at::addmm(bias, x, weight, beta, alpha); });
 }
 
-// The bias to add to a local product of `ndim` dimensions that lies as the style says: the piece that belongs
+// The bias to add to a local product of `ndim` dimensions in the layout of the style: the piece that belongs
 // to the product's last dimension. Where rows are cut, the gradients of the ranks' rows add up to the bias's.
 at::Tensor local_bias(const at::Tensor& bias, const OperandStyle& style, std::int64_t ndim) {
   Placements placed, gradient;

@@ -144,7 +144,7 @@ std::shared_ptr<Communicator> Communicator::create(const Engine& engine, const l
   return std::shared_ptr<Communicator>(new Communicator(engine, comm));
 }
 
-// The cause is passed once: an engine that has comm_leave was told there.
+// The cause is passed once: an engine that has comm_leave got it there.
 Communicator::~Communicator() {
   const bool told = engine_.table().comm_leave != nullptr && left_;
   engine_.table().comm_destroy(comm_, told || cause_.empty() ? nullptr : cause_.c_str());

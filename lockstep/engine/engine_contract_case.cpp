@@ -62,7 +62,7 @@ struct Shape {
   }
 };
 
-// Elements of one rank's input that lie together in the result.
+// Elements of one rank's input that are contiguous in the result.
 struct Run {
   int rank;  // -1: reduced over all
   std::uint64_t first, n;

@@ -114,7 +114,7 @@ TEST_P(EngineContract, AnOperationPastItsDeadlineFailsOnEveryRank) {
       if (may_end_early(engine(), kind)) return;  // then nothing need be broken
       PlainOp after(rank, LOCKSTEP_BARRIER, 0);
       auto status = rank.run(after.op);
-      // Across hosts the one that stayed away may meet, once, what the others had sent before it hears that
+      // Across hosts the one that stayed away may get, once, what the others had sent before it notices that
       // they gave up.
       const bool may_not_know = rank.rank() == 2 && engine().capabilities().crosses_hosts != 0;
       if (may_not_know && status == LOCKSTEP_OK) status = rank.run(after.op);

@@ -63,7 +63,7 @@ void for_each_kind(const Engine& engine, Sizes sizes,
 
 TEST_P(EngineContract, AKilledRankIsNamedByEverySurvivorOfEveryKind) {
   if (!processes()) GTEST_SKIP() << "needs ranks that are processes";
-  std::uint64_t slowest_ns = 0;  // told, not asserted: a busy machine proves nothing
+  std::uint64_t slowest_ns = 0;  // printed, not asserted: a busy machine proves nothing
   const auto sizes = kSanitized && !long_testing::enabled() ? Sizes::kByTurns : Sizes::kBoth;
   for_each_kind(engine(), sizes, [&](lockstep_op_kind kind, std::uint64_t count) {
     if (HasFailure()) return;

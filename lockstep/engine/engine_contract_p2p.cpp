@@ -167,8 +167,8 @@ TEST_P(EngineContract, ARankMaySendToItself) {
   });
 }
 
-// The receiver is told by its call, the sender by its own or, when that was over before anyone looked, by the
-// next: the communicator is broken, as it is when ranks call different collectives.
+// The receiver gets the error from its call, the sender from its own or, when that was over before anyone
+// looked, by the next: the communicator is broken, as it is when ranks call different collectives.
 TEST_P(EngineContract, AMessageOfAnotherSizeOrTypeFailsOnBothSidesAndOverrunsNothing) {
   NEEDS_P2P;
   struct Mismatch {

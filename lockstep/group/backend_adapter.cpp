@@ -60,7 +60,7 @@ struct Executor {
   base::Thread thread;          // guarded by mutex until stop
 };
 
-// States of the back end: intact, then broken for good by the first failure that is not a refusal, or by
+// States of the back end: intact, then permanently broken by the first failure that is not a refusal, or by
 // abort; operations that are queued then fail with that failure, one by one, on their executor's thread.
 class Adapter {
  public:
@@ -139,7 +139,7 @@ class Adapter {
 
   lockstep_status post_and_wait(const lockstep_op& op, char* error, std::size_t capacity);
 
-  // Runs one operation. A failure breaks the back end for good, as the ABI asks, but for a refusal: nothing
+  // Runs one operation. A failure breaks the back end permanently, as the ABI asks, except a refusal: nothing
   // was sent.
   std::optional<Failure> perform(const lockstep_op& op) {
     if (auto failure = first_failure()) return failure;
@@ -182,7 +182,7 @@ class Adapter {
     }
   }
 
-  // The first failure stays; the back end is told to give up once, outside mutex_. What its abort() throws is
+  // The first failure stays; abort() of the back end is called once, outside mutex_. What it throws is
   // dropped: the first failure is what counts.
   void end(Failure failure) {
     const std::string reason = failure.message;

@@ -20,7 +20,7 @@
 
 namespace lockstep {
 
-// What a factory is told about the group it creates a back end for.
+// What a factory gets to know about the group it creates a back end for.
 struct BackendOptions {
   std::shared_ptr<Store> store;  // private to this back end of this group
   int rank;

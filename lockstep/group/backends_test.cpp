@@ -118,7 +118,7 @@ TEST(FakeBackend, StandsForAWorldOfAnySizeInOneProcess) {
   }
 }
 
-// Adds over the store, one float per rank; notes what it was told.
+// Adds over the store, one float per rank; records what it got.
 class StoreBackend final : public Backend {
  public:
   explicit StoreBackend(const BackendOptions& options) : options_(options) { ++alive; }

@@ -202,7 +202,7 @@ TEST(DetailWrapper, ComparesNoMessagesAndNoShapesThatMayDiffer) {
   });
 }
 
-// Runs `mine` on rank 1 and `theirs` elsewhere: every rank must be told what differs, and the group go on.
+// Runs `mine` on rank 1 and `theirs` elsewhere: every rank must report what differs, and the group go on.
 void expect_out_of_step(const std::function<void()>& mine, const std::function<void()>& theirs,
                         const std::string& difference) {
   const Detail detail;

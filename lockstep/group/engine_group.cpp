@@ -25,7 +25,7 @@ double milliseconds_since(Deadline started) {
 
 // Two objects per group: this one is the users' handle, EngineGroupState what operations in flight and shared
 // tensors hold as well. The handle's end closes the group; the communicator is destroyed with the last holder
-// of the state, on another thread where that goes inside an engine's callback (make_disposable).
+// of the state, on another thread where that ends inside an engine's callback (make_disposable).
 class EngineGroup final : public GroupBase {
  public:
   explicit EngineGroup(EngineGroupOptions options)

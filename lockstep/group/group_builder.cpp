@@ -172,7 +172,7 @@ Group build_parts(const GroupBuild& build, const BackendParts& parts) {
   return groups.size() == 1 ? groups.front() : make_multi_group(std::move(whole), std::move(groups));
 }
 
-// A rank that was told another size would wait for ranks that nobody starts.
+// A rank that was given another size would wait for ranks that nobody starts.
 void compare_sizes(const WorldSite& site) {
   const std::string mine = base::cat("rank ", site.rank, " joins a world of ", site.size);
   const std::string first = to_text(site.handles.sets->compare_set("size", {}, to_bytes(mine)));

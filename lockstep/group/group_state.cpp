@@ -33,7 +33,7 @@ void GroupState::keep(std::shared_ptr<Work::State> state) {
 }
 
 void GroupState::forget(const Work::State* state) noexcept {
-  std::shared_ptr<Work::State> last;  // may be the last owner: goes after the lock
+  std::shared_ptr<Work::State> last;  // may be the last owner: released after the lock
   const std::lock_guard lock(mutex_);
   auto& list = state->is_message() ? messages_ : collectives_;
   const auto found = std::ranges::find(list, state, [](const auto& kept) { return kept.get(); });

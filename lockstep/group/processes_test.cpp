@@ -192,7 +192,7 @@ class Words {
   base::Fd reader_, writer_;
 };
 
-// What the survivors of rank 1's death were told, a line each.
+// The errors of the survivors of rank 1's death, a line each.
 std::string last_words(int size, const std::function<void()>& die) {
   Words words;
   EXPECT_THROW(spawn(size,
@@ -225,7 +225,7 @@ TEST(Processes, SurvivorsLearnWhoDiedAndHow) {
 }
 
 // Rank 0 dies. Rank 1 learns so in the world and ends in some way; rank 2, in a group with rank 1 only, waits
-// for that one. What rank 2 was told.
+// for that one. The error of rank 2.
 std::string words_behind(const std::function<void()>& end) {
   Words words;
   EXPECT_THROW(spawn(3,

@@ -12,6 +12,7 @@ namespace {
 // torch's WorkResult. Numbers that programs written for torch compare with.
 constexpr std::int64_t kSuccess = 0, kTimedOut = 1, kCommError = 2, kUnknownError = 100;
 
+// Kinds that are not listed have no number of their own in torch.
 std::int64_t result_number(const std::optional<Failure>& failure) {
   if (!failure) return kSuccess;
   switch (failure->kind) {
@@ -26,6 +27,8 @@ std::int64_t result_number(const std::optional<Failure>& failure) {
   }
 }
 
+// raise() picks the exception class by the failure's family; throwing is the only way to get a pointer to
+// that class.
 std::exception_ptr to_exception(const Failure& failure) {
   try {
     base::raise(failure);
@@ -77,6 +80,7 @@ void check_timed(const Work::Ended& ended) {
 
 }  // namespace
 
+// No default: the compiler warns when an OpType is added and not named here.
 const char* name_of(OpType type) noexcept {
   switch (type) {
     case OpType::kBroadcast:
@@ -129,10 +133,13 @@ Work::State::FuturePtr Work::State::future() {
   FuturePtr future;
   {
     const std::lock_guard lock(mutex_);
+    // At most one of each kind per State: copies of a Work share their future.
     if (!future_) future_ = new_tensors_future();
     if (!modes_) modes_.emplace();
     future = future_;
   }
+  // Without the lock: when the operation is over already, this resolves the future here, which runs
+  // callbacks.
   call_me_when_over();
   return future;
 }
@@ -170,6 +177,7 @@ Work::Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 Work::Work(at::Tensor result, const Ended& ended) : result_(std::move(result)), ended_(ended) {}
 
 bool Work::wait(std::optional<Milliseconds> timeout) const {
+  // Also without a state: a wrong timeout must not pass just because the operation is over.
   if (timeout) base::checked_timeout(*timeout, "Work::wait");
   if (state_) state_->wait(timeout);
   return true;
@@ -193,6 +201,7 @@ bool Work::is_success() const {
 }
 
 std::exception_ptr Work::error() const {
+  // An exception per call, made of a copy of the failure: threads that rethrow it share nothing.
   if (!state_ || !state_->poll()) return nullptr;
   const auto failure = state_->failure();
   return failure ? to_exception(*failure) : nullptr;
@@ -200,6 +209,7 @@ std::exception_ptr Work::error() const {
 
 std::vector<at::Tensor> Work::result() const {
   if (state_) return state_->results();
+  // A barrier, or a Work that was default-constructed.
   if (!result_.defined()) return {};
   return {result_};
 }
@@ -227,6 +237,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::get_future() const {
   if (state_) return state_->future();
   check_has_future(ended_.type);
   auto future = new_tensors_future();
+  // Completed before anybody has it: callbacks added later run on the thread that adds them.
   future->markCompleted(to_list(result()));
   return future;
 }

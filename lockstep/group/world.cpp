@@ -163,7 +163,7 @@ void run_rank(ThreadJob& job, int rank) {
     job.fn(rank);
     worlds.leave_all("");
   } catch (...) {
-    // Recorded before the others can hear of it, so that the cause comes first and not its echoes.
+    // Recorded before the others can be notified, so that the cause is recorded before its consequences.
     job.record();
     const std::string cause = "threw: " + base::current_failure().message;
     try {

@@ -105,10 +105,10 @@ std::shared_ptr<World> World::join(WorldPlan plan) {
   return made;
 }
 
-// Groups of the default world are "1", "2" or what new_group was told, those of another "its name/1". Unique
-// in each world, and among all worlds of a process but for one case: create_group and a new_group of the
-// default world were told the same name. Ranks that are in one of the two only cannot know of the other, so
-// it cannot be refused. Names are for people and for get_group_by_name, which refuses to choose; keys in a
+// Groups of the default world are "1", "2" or the name given to new_group, those of another "its name/1".
+// Unique in each world, and among all worlds of a process but for one case: create_group and a new_group of
+// the default world were given the same name. Ranks that are in one of the two only cannot know of the other,
+// so it cannot be refused. Names are for people and for get_group_by_name, which refuses to choose; keys in a
 // store are under the world's name and the group's folder.
 std::string World::full_name(const std::string& key) const {
   if (is_default()) return key;

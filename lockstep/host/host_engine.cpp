@@ -64,7 +64,7 @@ lockstep_status capabilities(lockstep_capabilities* out) {
 
 // Whether the caller's struct has the field and sets it. Raises kUsage for ranks that cannot be.
 bool has_parent(const lockstep_comm_config& config) {
-  // A caller built against an older header has a shorter struct: `parent` and parent_ranks must lie inside
+  // A caller built against an older header has a shorter struct: `parent` and parent_ranks must be inside
   // it.
   if (config.struct_size < offsetof(lockstep_comm_config, engine) || config.parent == nullptr) return false;
   const int n_parent = config.parent->size;

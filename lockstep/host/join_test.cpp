@@ -309,7 +309,7 @@ TEST(HostSplit, AMemberThatIsKilledEndsTheWaitOfTheOthers) {
         const std::string words = failure_of([&] { Sub sub(world, space.host(), {0, 1, 2}, "g"); });
         CHILD_EXPECT(words.find(base::cat("rank ", victim, " (pid ")) != std::string::npos, words);
         CHILD_EXPECT(words.find("cannot join group \"g\"") != std::string::npos, words);
-        // Who leaves before the other has heard of it is what the other hears of.
+        // A rank that leaves before the other has noticed the loss is what the other reports.
         ++*n_heard;
         CHILD_EXPECT(fork_testing::eventually([&] { return *n_heard == 2; }),
                      "the other survivor did not hear");

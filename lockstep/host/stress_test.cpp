@@ -122,7 +122,7 @@ void messages(Rank& rank, std::mt19937& random, int rounds, std::uint64_t min_co
           << "message " << k << " of " << flight;
     }
     done += flight;
-    // Any source: a round must not hear from the next one, where another rank may be the sender.
+    // Any source: a round must not receive from the next one, where another rank may be the sender.
     if (!any) continue;
     ASSERT_EQ(rank.barrier(), LOCKSTEP_OK) << rank.error();
   }

@@ -2,10 +2,10 @@
 // SyncBatchNorm.
 //
 // A rank that has joined does not know when, in which order and how often the others reach such layers. Its
-// background shadow, a thread with a group of its own, is therefore told of each collective in advance and
-// participates with zeros. DistributedDataParallel finds the layers of its module and owns their background
-// shadow: users do not deal with it.
-// Thread safety: one thread at a time: the one that runs join().
+// background shadow, a thread with a group of its own, is therefore notified of each collective in advance
+// and participates with zeros. DistributedDataParallel finds the layers of its module and owns their
+// background shadow: users do not deal with it. Thread safety: one thread at a time: the one that runs
+// join().
 #pragma once
 
 #include <memory>

@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-// Then somebody is told that most of the work is done by few.
+// Then a warning is logged that most of the work is done by few ranks.
 constexpr int kManyShadowed = 1000;
 
 [[noreturn]] void exhausted(std::string message) {
@@ -24,6 +24,8 @@ constexpr int kManyShadowed = 1000;
 namespace internal {
 
 Work ActiveRanks::count(std::int64_t mine) {
+  // counted_ is replaced below, while the engine could still write to it; and an error of the last count is
+  // raised here.
   work_.wait();  // of the last iteration, long over
   counted_ = at::full({1}, mine, at::kLong);
   work_ = all_reduce(counted_, {.group = group_, .async_op = true, .where = options_.where});
@@ -31,8 +33,12 @@ Work ActiveRanks::count(std::int64_t mine) {
 }
 
 void ActiveRanks::present() {
+  // Asynchronous on purpose: a rank with input does not need the number before DDP divides by it
+  // (n_active()).
   count(1);
   if (!options_.throw_on_early_termination) return;
+  // All ranks see the same sum and raise in the same iteration, so none is left waiting in a collective of
+  // the model.
   const int missing = group_->size() - n_active();
   if (missing != 0) {
     exhausted(base::cat("join: ", missing, " of ", group_->size(),
@@ -57,6 +63,8 @@ void Joinable::finish_join(bool) {}
 void Joinable::leave_join() noexcept {}
 
 void Joinable::begin_iteration() {
+  // Once per iteration, by the first joinable only: the shadowing ranks answer one count with one
+  // shadow_iteration() of each.
   if (count_ && is_first_) count_->present();
 }
 
@@ -66,6 +74,7 @@ class Joining {
   Joining(const std::vector<JoinTarget>& joinables, const std::shared_ptr<internal::ActiveRanks>& count)
       : joinables_(joinables) {
     for (Joinable& joinable : joinables_) {
+      // A constructor that throws runs no destructor, so what was entered is left here.
       if (joinable.count_) {
         leave();
         base::raise(ErrorKind::kUsage,
@@ -81,6 +90,7 @@ class Joining {
   Joining& operator=(const Joining&) = delete;
 
  private:
+  // In reverse order. count_ goes first, so that leave_join() cannot begin an iteration.
   void leave() noexcept {
     for (; n_entered_ != 0; --n_entered_) {
       joinables_[n_entered_ - 1].get().count_ = nullptr;
@@ -102,13 +112,17 @@ void join(const std::vector<JoinTarget>& joinables, const std::function<void()>&
                   base::cat("join: the joinables belong to different groups, \"", group->name(), "\" and \"",
                             joinable.join_group()->name(), "\""));
   }
+  // Before any collective, and after the checks: wrong arguments are reported either way.
   if (!options.enable) return body();
 
   const auto count = std::make_shared<internal::ActiveRanks>(group, options);
+  // Its destructor runs whatever body() throws. A rank that throws leaves without finish_join(); the others
+  // then wait in a collective until it times out or the rank is lost.
   const Joining joining(joinables, count);
   for (Joinable& joinable : joinables) joinable.enter_join(options);
   body();
 
+  // True only where the first count already found no rank with input: this rank was among the last.
   bool is_last_joiner = true;
   for (int n_shadowed = 0; count->absent() != 0; ++n_shadowed) {
     if (options.throw_on_early_termination) {
@@ -122,6 +136,8 @@ void join(const std::vector<JoinTarget>& joinables, const std::function<void()>&
     }
     is_last_joiner = false;
     for (Joinable& joinable : joinables) {
+      // The same joinables in the same order as the iteration of the others, or the collectives would not
+      // match.
       if (!joinable.shadow_iteration()) break;
     }
   }

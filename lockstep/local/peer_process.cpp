@@ -64,7 +64,7 @@ std::optional<std::string> PeerProcess::exit_cause() const {
 }
 
 // The kernel's view through the descriptor. A number that the peer itself reported would be one of its own
-// pid namespace, and a lie would direct copies between processes to a third one.
+// pid namespace, and a false pid would direct copies between processes to a third one.
 std::optional<std::int64_t> PeerProcess::pid() const {
   if (!pidfd_) return std::nullopt;
   std::ifstream in(base::cat("/proc/self/fdinfo/", pidfd_.get()));

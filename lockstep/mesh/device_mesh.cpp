@@ -27,7 +27,8 @@ struct MeshAxis {
   Group group;
 };
 
-// The mesh that slices and flattened dimensions refer to.
+// The mesh that slices and flattened dimensions refer to. Slices hold it, so it lives as long as any of them.
+// All but `flattened` is constant, and is read without the mutex.
 struct MeshRoot {
   const std::string device_type;
   const MeshLayout layout;
@@ -36,6 +37,8 @@ struct MeshRoot {
   std::map<std::string, MeshAxis> flattened;  // guarded by mutex
 };
 
+// What a DeviceMesh points to: some axes of the root, or merged ones, in any order. Constant once a
+// DeviceMesh has it.
 struct MeshView {
   std::shared_ptr<MeshRoot> root;  // shared with slices, which look up names in it
   std::vector<MeshAxis> axes;
@@ -62,6 +65,8 @@ using internal::MeshView;
 
 namespace {
 
+// Values, so a mesh lives at least as long as its scope. A MeshScope must end on the thread that made it, the
+// innermost first: its destructor removes the last entry without checking whose it is.
 thread_local std::vector<DeviceMesh> mesh_scopes;
 
 template <class... Parts>
@@ -87,6 +92,8 @@ void check_names(const std::vector<std::string>& names, std::size_t n_dims) {
   }
 }
 
+// The whole mesh is checked on every rank before the first group is made: making a group blocks until its
+// members have come, and a rank that refused the mesh would never come.
 std::vector<int> checked_ranks(const at::Tensor& mesh) {
   if (!mesh.defined() || mesh.numel() == 0) refuse("the mesh holds no ranks");
   if (!mesh.device().is_cpu())
@@ -133,14 +140,17 @@ void check_world(const Group& group) {
          "give a group that new_group made of the default world, or use this one without a mesh");
 }
 
+// Ranks are distinct and in range (checked_ranks), so as many as the world has are all of them.
 bool is_whole_world(const std::vector<int>& ranks) {
   return static_cast<int>(ranks.size()) == get_world_size() && std::ranges::is_sorted(ranks);
 }
 
-// Members only call it: they know of each other through the mesh.
+// Only members call it: each of them has the whole list from the mesh.
 Group group_over(const std::vector<int>& ranks, const std::string& what, const std::string& backend,
                  const DeviceMeshOptions& options) {
   if (backend.empty() && is_whole_world(ranks)) return default_group();
+  // With local synchronization, ranks outside of the group do not call. The ranks along one dimension form
+  // several disjoint groups, and each rank makes only its own.
   return new_group(ranks, {.timeout = options.timeout,
                            .backend = backend,
                            .use_local_synchronization = true,
@@ -159,6 +169,8 @@ MeshView make_view(std::string device_type, const at::Tensor& mesh, std::vector<
                                .timeout = timeout,
                                .mutex = {},
                                .flattened = {}});
+  // Unnamed axes have empty names from here on, which index_of() never matches. A rank outside of the mesh
+  // keeps the handles of a non-member.
   names.resize(static_cast<std::size_t>(mesh.dim()));
   for (std::size_t d = 0; d < names.size(); ++d)
     view.axes.push_back({names[d], {static_cast<int>(d)}, non_member_group()});
@@ -185,6 +197,7 @@ std::size_t only_or(const MeshView& view, const std::optional<MeshDim>& dim, con
 }
 
 void make_groups(MeshView& view, const DeviceMeshOptions& options) {
+  // All of backend_override is resolved before the first group: its errors are raised while no rank waits.
   std::vector<std::string> backends(view.axes.size());
   for (const auto& [dim, backend] : options.backend_override) {
     auto& chosen = backends[index_of(view, dim, "backend_override")];
@@ -192,6 +205,8 @@ void make_groups(MeshView& view, const DeviceMeshOptions& options) {
     chosen = backend;
   }
   const auto& layout = view.root->layout;
+  // By dimension, on every rank in the same order: two ranks that made their groups in different orders would
+  // wait for each other.
   for (std::size_t d = 0; layout.has_rank() && d < backends.size(); ++d) {
     auto& axis = view.axes[d];
     const auto what = base::cat("mesh_", axis.name.empty() ? base::cat("dim_", d) : axis.name);
@@ -220,8 +235,11 @@ DeviceMesh::DeviceMesh(std::shared_ptr<const MeshView> view) : view_(std::move(v
 
 DeviceMesh::DeviceMesh(std::string device_type, const at::Tensor& mesh, DeviceMeshOptions options) {
   internal::check_device_type(device_type);
+  // After the device type was checked, which needs no world; the ranks are compared with the world's size, so
+  // they come later.
   if (!is_initialized()) init_process_group({.where = options.where});
   auto view = make_view(std::move(device_type), mesh, options.mesh_dim_names, options.timeout);
+  // Before the groups are made: their engines may use the current device.
   internal::move_to_own_device(view.root->device_type);
   make_groups(view, options);
   view_ = std::make_shared<const MeshView>(std::move(view));
@@ -240,6 +258,7 @@ DeviceMesh DeviceMesh::from_group(const Group& group, std::string device_type, F
   const Group members = group ? group : default_group();
   check_world(members);
   if (!is_group_member(members)) refuse("from_group: this rank is not a member of the group");
+  // In the group's order, so that a coordinate is the rank in the group.
   if (options.mesh.defined() && (options.mesh.dim() != 1 || checked_ranks(options.mesh) != members->ranks()))
     refuse("from_group: the mesh is not the group's ", members->size(), " members in their order");
   auto view = make_view(std::move(device_type), tensor_of(members->ranks(), {members->size()}),
@@ -258,12 +277,14 @@ DeviceMesh DeviceMesh::from_group(const std::vector<Group>& groups, std::string 
   if (mesh.dim() != static_cast<std::int64_t>(groups.size()))
     refuse("from_group: ", groups.size(), " groups for a mesh of ", mesh.dim(),
            " dimensions; give one for each");
+  // No group is made here, so nothing blocks and the checks need not agree between ranks.
   for (const auto& group : groups) check_world(group);
   auto view = make_view(std::move(device_type), mesh, std::move(options.mesh_dim_names));
   const auto& layout = view.root->layout;
   for (std::size_t d = 0; layout.has_rank() && d < groups.size(); ++d) {
     auto& axis = view.axes[d];
     auto ranks = layout.ranks_over(axis.base);
+    // Groups are ascending whatever the order in the mesh.
     std::ranges::sort(ranks);
     axis.group = groups[d] ? groups[d] : default_group();
     if (axis.group->ranks() != ranks) {
@@ -281,6 +302,7 @@ DeviceMesh DeviceMesh::operator[](const std::string& name) const {
 DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
   if (mesh_dim_names().empty()) refuse("only a mesh with mesh_dim_names can be sliced by name");
   if (names.empty()) refuse("no dimension named; this mesh has ", quoted(mesh_dim_names()));
+  // The same view: groups, root and flattened names are shared, not looked up again.
   if (names == mesh_dim_names()) return *this;
   MeshView part{.root = view_->root, .axes = {}};
   std::set<int> taken;
@@ -309,11 +331,14 @@ DeviceMesh DeviceMesh::flatten(const std::optional<std::string>& mesh_dim_name,
   const auto one = [&](const MeshAxis& axis) {
     return DeviceMesh(std::make_shared<const MeshView>(MeshView{.root = view_->root, .axes = {axis}}));
   };
+  // A one-dimensional mesh flattened under its own name is itself.
   if (std::ranges::count(mesh_dim_names(), flat.name) > 0) {
     if (ndim() == 1) return *this;
     wrong(": \"", flat.name, "\" is a dimension of the mesh; choose another name");
   }
   {
+    // Not held while the group is made below: that blocks until all members have come, and slices on other
+    // threads look up names meanwhile.
     const std::lock_guard lock(root.mutex);
     if (const auto found = root.flattened.find(flat.name); found != root.flattened.end()) {
       if (found->second.base == flat.base) return one(found->second);
@@ -321,12 +346,14 @@ DeviceMesh DeviceMesh::flatten(const std::optional<std::string>& mesh_dim_name,
     }
   }
   if (ndim() == 1) {
+    // One axis under another name: the ranks are the same, so is the group.
     flat.group = view_->axes.front().group;
   } else if (root.layout.has_rank()) {
     flat.group =
         group_over(view_->ranks(), "mesh_" + flat.name, "", {.timeout = root.timeout, .where = where});
   }
   const std::lock_guard lock(root.mutex);
+  // Only a group that was made is entered: after an error the call can be repeated.
   return one(root.flattened.emplace(flat.name, flat).first->second);
 }
 

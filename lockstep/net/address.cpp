@@ -190,7 +190,7 @@ std::uint64_t quota_key_of(int fd) noexcept {
   return network;
 }
 
-// By name or number, without asking a resolver: what a resolver says of another name is not a promise.
+// By name or number, without a resolver: its answer for another name may change.
 bool names_loopback(std::string_view host) {
   std::string lower(host);
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });

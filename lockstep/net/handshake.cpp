@@ -26,7 +26,7 @@ constexpr std::string_view kClientLabel = "lockstep 2 client";
 constexpr std::string_view kKeysLabel = "lockstep 2 keys  ";
 static_assert(kServerLabel.size() == kClientLabel.size() && kServerLabel.size() == kKeysLabel.size());
 
-// Where the parts of a hello lie.
+// Offsets of the parts of a hello.
 constexpr std::size_t kNonceAt = kHandshakeMagic.size();
 constexpr std::size_t kAddressAt = kNonceAt + kNonceBytes;
 

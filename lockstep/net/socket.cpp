@@ -132,7 +132,7 @@ void Socket::set_receive_timeout(Deadline deadline) {
   receive_timeout_us_ = wanted;
 }
 
-// 0 when nothing came, or when something is wrong: the read that follows will say.
+// 0 when nothing arrived, or on an error, which the read that follows reports.
 std::size_t Socket::look(std::span<std::uint8_t> buffer) {
   auto now = Looks::Clock::now();
   const auto until = now + look_;

@@ -28,15 +28,15 @@ struct EnoughRecomputed {
 }  // namespace
 
 // One checkpointed region: for every tensor that its forward pass saved a slot, numbered in that order. Owned
-// by the hooks in the graph, so it goes when backward has released the last of them.
+// by the hooks in the graph, so it is destroyed when backward has released the last of them.
 class CheckpointRecording::Frame final : public std::enable_shared_from_this<Frame> {
  public:
   Frame(const Checkpoint& options, const std::vector<at::Tensor>& inputs, Again again)
       : options_(options),
         state_(ForwardState::now(inputs, options.preserve_rng_state)),
         again_(std::move(again)) {
-    // Saved as autograd saves: a change in place is noticed, and a region around this one lets go of them,
-    // too.
+    // Saved as autograd saves: a change in place is detected, and a region around this one does not keep
+    // them either.
     for (const at::Tensor& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
   }
 
@@ -62,7 +62,7 @@ class CheckpointRecording::Frame final : public std::enable_shared_from_this<Fra
   struct Slot {
     Shape shape;
     bool wanted = true;
-    at::Tensor value{};  // between the second run and the node that wants it
+    at::Tensor value{};  // between the second run and the node that needs it
   };
 
   // Stands for a tensor of the first run.

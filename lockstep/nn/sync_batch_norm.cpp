@@ -29,6 +29,8 @@ SyncBatchNormImpl::SyncBatchNormImpl(torch::nn::BatchNormOptions layer_options, 
   SyncBatchNormImpl::reset();
 }
 
+// Undefined tensors are registered, too: names and their order are those of torch's layer, so that archives
+// fit.
 void SyncBatchNormImpl::reset() {
   const std::int64_t n = options.num_features();
   const bool affine = options.affine(), tracked = options.track_running_stats();
@@ -47,7 +49,7 @@ void SyncBatchNormImpl::reset_running_stats() {
   num_batches_tracked.zero_();
 }
 
-// Buffers are registered for good, so these become the old ones in place: the same memory.
+// A registered buffer cannot be replaced, so the old tensors take over the memory of these.
 void SyncBatchNormImpl::take(const Tensors& tensors) {
   if (options.affine()) {
     weight = parameters_["weight"] = tensors.weight;
@@ -68,11 +70,13 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
          << ')';
 }
 
-// Its group is null when the statistics are this rank's own affair.
+// Its group is null when the statistics are those of this rank only.
 internal::NormRoute SyncBatchNormImpl::route() const {
   if (!is_training()) return {};
+  // Set by the background shadow (norm_route.cpp) for the time of a join(): its group, and the layer's index.
   if (route_) return *route_;
   Group group = group_ ? group_ : (is_initialized() ? default_group() : nullptr);
+  // A group of one needs no collective and takes the plain kernel.
   return {group && group->size() > 1 ? std::move(group) : nullptr};
 }
 
@@ -96,6 +100,8 @@ void SyncBatchNormImpl::update_running(const at::Tensor& mean, const at::Tensor&
   const double factor = count_batch();
   if (!options.track_running_stats()) return;
   running_mean.mul_(1 - factor).add_(mean.to(running_mean.scalar_type()), factor);
+  // Running statistics hold the unbiased variance, normalisation uses the biased one, as torch's layer does.
+  // count is that of all ranks and not 1 here.
   running_var.mul_(1 - factor).add_((variance * (count / (count - 1))).to(running_var.scalar_type()), factor);
 }
 
@@ -112,18 +118,22 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
     return at::batch_norm(input, weight, bias, running_mean, running_var, own_statistics, count_batch(),
                           options.eps(), at::globalContext().userEnabledCuDNN());
   }
+  // One collective per pass and layer: count, mean and squared deviations travel together. Ranks may have
+  // batches of different sizes, down to none, so the counts are part of it.
   const at::Tensor part = internal::describe_part(input, options.num_features());
   const at::Tensor parts = internal::empty_parts(part, way.group->size());
   // Under join only: tells ranks without input which layer's collective follows.
   way.announce(internal::Pass::kForward);
   all_gather_into_tensor(parts, part, {.group = way.group});
   const internal::BatchStatistics all = internal::combine_parts(parts);
+  // After the collective and by the common count: all ranks raise, or none.
   if (all.count == 1) {
     base::raise(ErrorKind::kUsage,
                 base::cat("SyncBatchNorm: all ranks together have one value per channel, which has no "
                           "variance; here the input is ",
                           input.sizes()));
   }
+  // Bitwise equal on every rank (combine_parts), so the running statistics stay equal without a broadcast.
   if (all.count != 0) update_running(all.mean, all.variance, all.count);
   return internal::normalise(input, {weight, bias}, all, options.eps(), way);
 }

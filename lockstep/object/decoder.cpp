@@ -16,6 +16,7 @@ Decoder::Decoder(std::span<const std::uint8_t> bytes, std::span<const Blob> blob
         base::cat("these ", bytes.size(), " bytes are not an encoded object (they do not begin with LSO)"));
   }
   const auto version = reader_.get<std::uint8_t>();
+  // Equality: both ends are expected to be the same lockstep.
   if (version != kVersion) {
     base::raise(ErrorKind::kUsage, base::cat("this object is of format version ",
                                              version ? int{*version} : -1, ", this program reads version ",
@@ -63,6 +64,8 @@ Blob Decoder::take_held_blob() {
   return blobs_[index];
 }
 
+// For Object, which keeps the bytes and decodes them later: everything is walked now, so that damage is found
+// where it came in.
 std::span<const std::uint8_t> Decoder::take_any() {
   const std::size_t begin = reader_.position();
   skip();
@@ -121,6 +124,7 @@ void Decoder::skip() {
     return;
   }
   const auto unknown = [&] { refuse_type("a value"); };
+  // Before the code is consumed: the message describes what comes next.
   if (name_of(code) == name_of(static_cast<Code>(0xFF))) unknown();
   take<std::uint8_t>();
   switch (code) {
@@ -140,6 +144,8 @@ void Decoder::skip() {
     case Code::kMap:
       return elements(std::uint64_t{take_count(2)} * 2, Step::In::kList);
     case Code::kTuple:
+      // No take_count(): the loop allocates nothing, and each element takes at least a byte, so it ends with
+      // the bytes.
       return elements(take<std::uint32_t>(), Step::In::kTuple);
     case Code::kVariant:
       take<std::uint32_t>();

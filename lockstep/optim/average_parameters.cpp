@@ -19,6 +19,7 @@
 namespace lockstep {
 namespace {
 
+// Two chunks are in memory at a time, whatever the size of the model.
 constexpr std::int64_t kChunkBytes = 16 * 1024 * 1024;
 
 void check(const std::vector<at::Tensor>& parameters) {
@@ -39,6 +40,7 @@ void check(const std::vector<at::Tensor>& parameters) {
   }
 }
 
+// The widest of them: no parameter loses precision on the way, and all go through one kind of operation.
 at::ScalarType common_type(const std::vector<at::Tensor>& parameters) {
   auto type = parameters.empty() ? at::kFloat : parameters.front().scalar_type();
   for (const at::Tensor& parameter : parameters) type = c10::promoteTypes(type, parameter.scalar_type());
@@ -81,6 +83,7 @@ class FlatElements {
   }
 
  private:
+  // A chunk may begin and end in the middle of a parameter: visits the overlap of [from, from + n) with each.
   template <class Visit>
   void for_each_piece(std::int64_t from, std::int64_t n, const Visit& visit) const {
     auto i =
@@ -103,10 +106,12 @@ void average(const std::vector<at::Tensor>& parameters, const Group& group, std:
   const FlatElements elements(parameters);
   const auto type = common_type(parameters);
   const auto n_chunk = kChunkBytes / static_cast<std::int64_t>(c10::elementSize(type));
-  // Without elements, too, there is one operation, so that ranks that disagree hear of it.
+  // Without elements, too, there is one operation, so that a disagreement between ranks is detected.
   const auto n_chunks = std::max<std::int64_t>(1, (elements.size() + n_chunk - 1) / n_chunk);
   const auto length = [&](std::int64_t k) { return std::min(n_chunk, elements.size() - k * n_chunk); };
 
+  // Two buffers in turn: while one is being reduced, the other is filled or emptied. Chunk k reuses the
+  // buffer of k - 2, whose average must have been copied out before.
   std::array<at::Tensor, 2> memory;
   std::array<Work, 2> works;
   const auto land = [&](std::int64_t k) {
@@ -116,6 +121,7 @@ void average(const std::vector<at::Tensor>& parameters, const Group& group, std:
   for (std::int64_t k = 0; k < n_chunks; ++k) {
     if (k >= 2) land(k - 2);
     auto& room = memory[k % 2];
+    // The first chunk is never shorter than a later one of its buffer, so the buffer is allocated once.
     if (!room.defined()) room = empty_shared({length(k)}, type, {.group = group, .where = where});
     const at::Tensor chunk = room.narrow(0, 0, length(k));
     elements.copy_to(chunk, k * n_chunk);
@@ -123,6 +129,8 @@ void average(const std::vector<at::Tensor>& parameters, const Group& group, std:
         all_reduce(chunk, {.op = ReduceOp::kAvg, .group = group, .async_op = true, .where = where});
   }
   for (std::int64_t k = std::max<std::int64_t>(0, n_chunks - 2); k < n_chunks; ++k) land(k);
+  // When an operation fails, this is not reached: contiguous parameters of earlier chunks hold averages
+  // already, all others their own values.
   elements.write_back();
 }
 
@@ -141,6 +149,7 @@ void average_parameters(const std::vector<at::Tensor>& parameters, AverageParame
   const Group group = options.group ? options.group : default_group();
   if (!is_group_member(group)) return;
   check(parameters);
+  // After the checks, so that a program fails in the same way on one rank.
   if (get_world_size(group) == 1) return;
   for (std::size_t i = 0; i < parameters.size(); ++i)
     internal::refuse_own_mesh("average_parameters", std::to_string(i), parameters[i], group);

@@ -12,6 +12,7 @@
 namespace lockstep {
 namespace {
 
+// Undefined gradients pass: they skip their parameter.
 void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient, const std::string& which) {
   if (!gradient.defined()) return;
   if (gradient.layout() != at::kStrided) {
@@ -25,6 +26,7 @@ void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient, con
   }
 }
 
+// The cast is safe: the table maps the dynamic type of `options` to the instance for that type.
 template <class Options>
 std::unique_ptr<FunctionalOptimizer> make(std::vector<at::Tensor> parameters,
                                           const torch::optim::OptimizerOptions& options,
@@ -71,6 +73,7 @@ void FunctionalOptimizer::step(const std::vector<at::Tensor>& gradients) {
                 base::cat("FunctionalOptimizer: ", gradients.size(), " gradients for ", parameters_.size(),
                           " parameters; give an undefined tensor for those to skip"));
   }
+  // All checks before the first update: a step that is refused changes no parameter.
   for (std::size_t i = 0; i < gradients.size(); ++i)
     check_gradient(parameters_[i], gradients[i], base::cat("gradient ", i));
   for (std::size_t i = 0; i < gradients.size(); ++i) step_param(parameters_[i], gradients[i]);
@@ -82,8 +85,11 @@ void FunctionalOptimizer::step_param(const at::Tensor& parameter, const at::Tens
   check_gradient(parameter, gradient, "the gradient");
   if (!gradient.defined()) return;
   const at::NoGradGuard no_grad;
+  // By identity, as torch::optim: detached copies of a parameter would have a state of their own.
   Entry& entry = state_[parameter.unsafeGetTensorImpl()];
   entry.parameter = parameter;
+  // Detached, so that update() can write in place although the parameter is a leaf; the version counter is
+  // shared.
   update(parameter.detach(), options_.maximize ? gradient.detach().neg() : gradient.detach(), entry.values);
 }
 
@@ -96,6 +102,7 @@ const StateValues& FunctionalOptimizer::state_of(const at::Tensor& parameter) co
 std::unique_ptr<FunctionalOptimizer> as_functional_optim(std::vector<at::Tensor> parameters,
                                                          const torch::optim::OptimizerOptions& options,
                                                          FunctionalOptions functional) {
+  // Called without the mutex: a user's function may register or look up another one.
   MakeFunctional found;
   {
     const std::lock_guard lock(registry().mutex);

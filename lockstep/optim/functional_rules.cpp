@@ -15,7 +15,8 @@
 namespace lockstep {
 namespace {
 
-// A remembered tensor; of value `first` before the first step.
+// A remembered tensor; of value `first` before the first step. The keys are those of torch's state dicts. The
+// reference stays valid while others are added: StateValues is a std::map.
 at::Tensor& remembered(StateValues& state, const char* key, const at::Tensor& like, double first = 0) {
   const auto found = state.find(key);
   if (found != state.end()) return std::get<at::Tensor>(found->second);
@@ -27,6 +28,7 @@ double count_step(StateValues& state) {
   return static_cast<double>(++step);
 }
 
+// Does not write to the gradient, which is the caller's; without decay the result is the gradient itself.
 at::Tensor decayed(const at::Tensor& gradient, const at::Tensor& parameter, double weight_decay) {
   return weight_decay == 0 ? gradient : gradient.add(parameter, weight_decay);
 }
@@ -63,6 +65,7 @@ void adam(const Options& options, const at::Tensor& parameter, const at::Tensor&
   auto& square = remembered(state, "exp_avg_sq", parameter);
   blend(mean, gradient, beta1);
   blend_square(square, gradient, beta2);
+  // A handle, not a copy, so nothing below may write to it in place; sqrt() makes the new tensor.
   at::Tensor scale = square;
   if (options.amsgrad()) {
     auto& largest = remembered(state, "max_exp_avg_sq", parameter);
@@ -101,6 +104,7 @@ void FunctionalSGD::update(const at::Tensor& parameter, const at::Tensor& gradie
     const auto [entry, is_first] = state.try_emplace("momentum_buffer", at::Tensor());
     auto& velocity = std::get<at::Tensor>(entry->second);
     if (is_first) {
+      // A copy: without weight decay `direction` is the caller's gradient, which the next pass overwrites.
       velocity = direction.clone();
     } else {
       velocity.mul_(options_.momentum()).add_(direction, 1 - options_.dampening());
@@ -125,6 +129,7 @@ void FunctionalAdamW::check() const {
 }
 template <>
 void FunctionalAdamW::update(const at::Tensor& parameter, const at::Tensor& gradient, StateValues& state) {
+  // Decoupled: the decay does not go through the moments. This is all that differs from Adam.
   parameter.mul_(1 - options_.lr() * options_.weight_decay());
   adam(options_, parameter, gradient, state);
 }
@@ -161,6 +166,7 @@ void FunctionalRMSprop::update(const at::Tensor& parameter, const at::Tensor& gr
   const at::Tensor direction = decayed(gradient, parameter, options_.weight_decay());
   auto& square = remembered(state, "square_avg", parameter);
   blend_square(square, direction, options_.alpha());
+  // centered: the variance is E[g^2] - E[g]^2; otherwise the plain second moment.
   at::Tensor variance = square;
   if (options_.centered()) {
     auto& mean = remembered(state, "grad_avg", parameter);
@@ -214,6 +220,8 @@ void FunctionalRprop::update(const at::Tensor& parameter, const at::Tensor& grad
   const auto [minus, plus] = options_.etas();
   const auto [least, most] = options_.step_sizes();
   const at::Tensor agreement = gradient.mul(before);
+  // Where the sign changed, the step shrinks, the parameter stays, and 0 is remembered, so that the next step
+  // neither grows nor shrinks there.
   const at::Tensor turned = agreement.lt(0);
   size.copy_(
       at::where(agreement.gt(0), size * plus, at::where(turned, size * minus, size)).clamp_(least, most));

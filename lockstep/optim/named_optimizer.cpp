@@ -30,7 +30,7 @@ const NamedParamGroupState& group_with(const NamedStateDict& dict, const std::ve
 NamedOptimizer::NamedOptimizer(const torch::OrderedDict<std::string, at::Tensor>& named_parameters,
                                std::unique_ptr<torch::optim::Optimizer> optim)
     : OptimizerWrapper("NamedOptimizer", std::move(optim)) {
-  // A parameter with two names (tied weights) goes by the first.
+  // Of a parameter with two names (tied weights) the first counts.
   for (const auto& item : named_parameters) names_.emplace(item.value().unsafeGetTensorImpl(), item.key());
   for (const auto& group : param_groups_) {
     for (const auto& parameter : group.params()) name_of(parameter);

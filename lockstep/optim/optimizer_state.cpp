@@ -33,6 +33,7 @@ c10::IValue to_ivalue(const T& value) {
   return c10::IValue(value);
 }
 
+// Of tuples only those of doubles, such as Adam's betas; everything else is refused at the end.
 StateValue from_ivalue(const c10::IValue& value, const std::string& key) {
   if (value.isNone()) return std::monostate{};
   if (value.isBool()) return value.toBool();
@@ -87,6 +88,8 @@ std::int64_t read_size(InputArchive& archive, const std::string& key) {
 // Where an archive's names of parameters (addresses, once) become numbers.
 using Numbers = std::map<std::string, std::int64_t>;
 
+// Numbers are given in the order of first appearance over all groups: position, not address, is what two
+// processes share.
 ParamGroupState read_group(InputArchive& archive, Numbers& numbers) {
   ParamGroupState group;
   const auto size = read_size(archive, "params/size");
@@ -106,6 +109,7 @@ bool is_layout(const std::string& key) {
   return key == "pytorch_version" || key == "state" || key == "param_groups";
 }
 
+// An OutputArchive cannot be read; the only way is through its bytes.
 void through_bytes(OutputArchive& from, InputArchive& to) {
   std::stringstream bytes;
   from.save_to(bytes);
@@ -174,6 +178,7 @@ OptimizerStateDict read_state_dict(InputArchive& archive) {
 // Through the archive that every optimizer of libtorch can write, since their options and state have no
 // common interface: any of them can be read this way, also ones that this file does not know.
 OptimizerStateDict get_optimizer_state_dict(const torch::optim::Optimizer& optimizer) try {
+  // While it lives, the state holds this rank's pieces: an archive cannot hold a sharded tensor.
   const internal::LocalState local(optimizer);
   OutputArchive saved;
   optimizer.save(saved);
@@ -219,6 +224,8 @@ void set_optimizer_state_dict(torch::optim::Optimizer& optimizer, const Optimize
   write_state_dict(written, dict);
   InputArchive archive;
   through_bytes(written, archive);
+  // Emptied first: entries that the dict does not have must be gone afterwards. Options are not restored
+  // after a failure.
   auto before = std::exchange(optimizer.state(), {});
   try {
     optimizer.load(archive);

@@ -253,7 +253,7 @@ void ZeroCore::sync_parameters() {
     }
   }
   for (const auto& work : works) work.wait();
-  // The optimizer has told autograd of this rank's share; nobody has of the others'.
+  // The optimizer has bumped the versions of this rank's share; nobody has bumped the others'.
   for (std::size_t r = 0; r < owned.size(); ++r) {
     if (static_cast<int>(r) == group_->rank()) continue;
     for (const auto& parameter : owned[r]) {

@@ -68,7 +68,7 @@ void ZeroOverlap::step(const at::Tensor& parameter, const at::Tensor& average) {
 void ZeroOverlap::finish() {
   for (const Sent& sent : std::exchange(sent_, {})) {
     sent.work.wait();
-    // The optimizer has told autograd of its own.
+    // The optimizer has bumped the versions of its own.
     if (sent.received) sent.parameter.unsafeGetTensorImpl()->bump_version();
   }
 }

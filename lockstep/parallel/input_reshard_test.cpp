@@ -25,7 +25,7 @@ at::Tensor waves(at::IntArrayRef sizes) {
   return (at::arange(c10::multiply_integers(sizes), at::kFloat) * 0.37).sin().reshape(sizes);
 }
 
-// What lies between layers that are split: every rank computes all of it.
+// What is between layers that are split: every rank computes all of it.
 struct BetweenImpl : torch::nn::Module {
   BetweenImpl() {
     register_module("first", first);

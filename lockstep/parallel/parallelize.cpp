@@ -53,6 +53,8 @@ void add_linear(Changes& work, torch::nn::LinearImpl& linear, const Placement& w
   if (linear.bias.defined()) work.changes.push_back({linear.bias, bias, style});
 }
 
+// The plan_module functions only append to `work` or raise; make_changes() sends and changes. A Linear
+// multiplies by the transpose of its weight: the columns of that matrix are dimension 0 of the weight.
 void plan_module(Changes& work, const std::string& path, Module& module, const ColwiseParallel& style) {
   const auto around = [&](OperandStyle::Kind kind) {
     return style_of(kind, style.input_layouts.value_or(Replicate()), Replicate(),
@@ -67,6 +69,8 @@ void plan_module(Changes& work, const std::string& path, Module& module, const C
   }
 }
 
+// Each rank has some of the inputs and computes partial sums, which are reduced to the output layout. The
+// bias must be added once to the sum: it is replicated, not sharded.
 void plan_module(Changes& work, const std::string& path, Module& module, const RowwiseParallel& style) {
   const auto output = style.output_layouts.value_or(Replicate());
   if (auto* linear = dynamic_cast<torch::nn::LinearImpl*>(&module)) {
@@ -109,6 +113,7 @@ void plan_module(Changes& work, const std::string& path, Module& module, const S
     if (item.key() == "weight") {
       around = style_of(OperandStyle::Kind::kNorm, sequence, sequence, sequence, style.use_local_output);
     }
+    // Not broadcast: the ranks' own values, which must be equal.
     work.changes.push_back({item.value(), Replicate(), around, false});
   }
 }
@@ -141,6 +146,7 @@ void plan_module(Changes& work, const std::string& path, Module& module, const P
   }
   for (std::size_t i = 0; i < linears.size(); ++i) {
     const auto& [name, linear] = linears[i];
+    // Between the two of a pair the activations stay sharded.
     if (i % 2 == 0) plan_module(work, path + "." + name, *linear, ColwiseParallel{});
     if (i % 2 == 1) plan_module(work, path + "." + name, *linear, RowwiseParallel{});
   }
@@ -172,6 +178,7 @@ void make_changes(const Changes& work, const ParallelizeOptions& options) {
     distribute_parameter(parameter, work.mesh, {change.placement},
                          {.src_data_rank = change.broadcast ? options.src_data_rank : std::nullopt});
     if (change.style) {
+      // set_data() replaces the data behind the same Parameter, so that optimizers made before still hold it.
       const bool needs_gradient = parameter.requires_grad();
       parameter.set_data(with_style(parameter.detach(), *change.style));
       parameter.set_requires_grad(needs_gradient);
@@ -199,10 +206,13 @@ void place_gradients(const at::Tensor& parameter) {
 
 void distribute_parameter(at::Tensor& parameter, const DeviceMesh& mesh, Placements placements,
                           ParallelizeOptions options) {
+  // Once per parameter: the hook stays when the parameter is distributed again, and reads its placements when
+  // it runs.
   if (!is_dtensor(parameter)) place_gradients(parameter);
   const at::AutoGradMode no_grad(false);
   parameter.set_data(distribute_tensor(parameter.detach(), mesh, std::move(placements),
                                        {.src_data_rank = options.src_data_rank}));
+  // A plain gradient would not fit a sharded parameter.
   parameter.mutable_grad() = at::Tensor();
 }
 
@@ -215,6 +225,8 @@ void parallelize_module(Module& module, const DeviceMesh& mesh, const ParallelPl
   }
   if (plan.empty())
     base::log(LogLevel::kWarn, "parallelize_module: the plan is empty, nothing is parallelized");
+  // The whole plan is matched before anything is changed. The module and the plan must be the same on every
+  // rank; then all raise, or none.
   Changes work{mesh, {}, {}};
   for (const auto& [path, style] : plan) {
     std::vector<std::pair<std::string, Module*>> found;
@@ -243,6 +255,7 @@ void distribute_module(Module& module, const DeviceMesh& mesh, const PartitionFn
     if (!tensor.defined() || is_dtensor(tensor)) return;
     distribute_parameter(tensor, mesh, Placements(static_cast<std::size_t>(mesh.ndim())));
   };
+  // In the order of registration, the same on all ranks: each replica is a broadcast.
   for (const auto& parameter : module.parameters()) replicate(parameter);
   for (const auto& buffer : module.buffers()) replicate(buffer);
   if (input_fn || output_fn)

@@ -50,7 +50,7 @@ std::string exit_cause_key(int rank) {
   return base::cat("lockstep/exit/", rank);
 }
 
-// The port is bound here, before the workers exist, so that they can be told of it; serve() starts the thread
+// The port is bound here, before the workers exist, so that they can be given it; serve() starts the thread
 // after they are forked.
 JobServer JobServer::open(const JobServerOptions& options) {
   JobServer host;

@@ -24,8 +24,8 @@ namespace lockstep {
 using namespace process;
 using internal::SpawnTarget;
 
-// The processes are watched by a thread from the start, so that a failure is told and the others are stopped
-// even while nobody joins.
+// The processes are watched by a thread from the start, so that a failure is reported and the others are
+// stopped even while nobody joins.
 struct SpawnContext::State {
   explicit State(Milliseconds grace_in) : grace(grace_in) {}
 
@@ -47,7 +47,7 @@ struct SpawnContext::State {
   std::optional<SpawnError> error LOCKSTEP_GUARDED_BY(mutex);
   std::optional<Failure> broken LOCKSTEP_GUARDED_BY(mutex);  // the watcher itself failed
 
-  base::Thread watcher;  // last: joined before the rest goes
+  base::Thread watcher;  // last: joined before the rest is destroyed
 
   ~State() {
     {

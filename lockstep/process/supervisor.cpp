@@ -107,7 +107,7 @@ void Supervisor::end_hold() {
   stop(SIGTERM);
 }
 
-// The reaper was killed and with it went what it knew. The children are dead by the same stroke.
+// The reaper was killed, and its records are lost. The children have died with it.
 void Supervisor::end_lost_children() {
   if (!tree_.reaper_lost()) return;
   base::log(LogLevel::kError, "the reaper of the workers was killed, and the workers with it");

@@ -6,13 +6,16 @@
 namespace lockstep::rpc {
 namespace {
 
-// Workers that are threads of one process share it, and wait for each other's steps needlessly.
+// One step at a time: a step of torch::optim reads Tensor::grad(), which Swapped replaces, and two optimizers
+// may have parameters in common. Workers that are threads of one process share the mutex, and wait for each
+// other's steps needlessly.
 std::mutex& step_mutex() {
   static std::mutex mutex;
   return mutex;
 }
 
-// Tensor::grad() of the parameters is `gradients` while it lives.
+// Tensor::grad() of the parameters is `gradients` while it lives. Also restored when the step throws.
+// `parameters` must outlive it.
 class Swapped {
  public:
   Swapped(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& gradients)
@@ -36,6 +39,8 @@ class Swapped {
 }  // namespace
 
 void LocalOptimizer::step(const autograd::Context& context) {
+  // Outside of the lock: the lookup in the context needs none, and raises for a context that this worker does
+  // not know.
   const auto all = context.gradients();
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : parameters_) gradients.push_back(all.find(parameter));
@@ -64,12 +69,16 @@ std::map<WorkerId, std::vector<RRef<at::Tensor>>> by_owner(const std::vector<RRe
   for (const auto& parameter : parameters) {
     if (!parameter.valid())
       base::raise(ErrorKind::kUsage, "DistributedOptimizer: a parameter's RRef is empty");
+    // Everything is checked before the caller starts a remote constructor. Ordered by worker id, which is the
+    // order in which errors of several owners are reported.
     owners[parameter.owner().id].push_back(parameter);
   }
   return owners;
 }
 
 void await_all(const std::vector<RRef<LocalOptimizer>>& optimizers) {
+  // All owners construct at the same time. When one fails, the RRefs of the others are destroyed with the
+  // caller's list, and their owners destroy what they made.
   std::vector<Future<void>> made;
   for (const auto& optimizer : optimizers) made.push_back(optimizer.get_future());
   wait_all(made);
@@ -77,6 +86,8 @@ void await_all(const std::vector<RRef<LocalOptimizer>>& optimizers) {
 
 void step_all(const std::vector<RRef<LocalOptimizer>>& optimizers, const autograd::Context& context,
               CallOptions options) {
+  // All are started before one is waited for, and all are waited for before an error is raised: no step still
+  // runs when the caller sees the failure of another one.
   std::vector<Future<void>> steps;
   for (const auto& optimizer : optimizers)
     steps.push_back(optimizer.rpc_async(&LocalOptimizer::step, {context}, options));
@@ -85,6 +96,7 @@ void step_all(const std::vector<RRef<LocalOptimizer>>& optimizers, const autogra
 
 bool register_optimizers() {
   using namespace torch::optim;
+  // Each class with the types of its constructor's further arguments, which a caller's Args must have.
   static const bool registered =
       register_optimizer<SGD, SGDOptions>() && register_optimizer<Adam, AdamOptions>() &&
       register_optimizer<AdamW, AdamWOptions>() && register_optimizer<Adagrad, AdagradOptions>() &&

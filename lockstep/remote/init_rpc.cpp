@@ -11,6 +11,8 @@ namespace lockstep {
 namespace {
 
 rpc::RpcOptions with_layers(rpc::RpcOptions options) {
+  // Before the caller's own, which may build on them: extensions are called in this order, before the agent's
+  // pool has a thread.
   options.extensions.insert(options.extensions.begin(), {autograd::extension, rpc::remote_extension});
   return options;
 }

@@ -43,6 +43,8 @@ void write_result(object::Encoder& encoder, const c10::IValue& value) {
 
 namespace lockstep::object {
 
+// Only written: the caller decodes into the type that it asked for, and a mismatch is an error there. One
+// result goes without a tuple around it, as a C++ function's would.
 template <>
 struct Codec<rpc::internal::Results> {
   static std::string name() { return "results of an operator"; }
@@ -67,6 +69,7 @@ void Codec<at::Scalar>::write(Encoder& encoder, const at::Scalar& scalar) {
 }
 
 void Codec<at::Scalar>::read(Decoder& decoder, at::Scalar& out) {
+  // The default reads a double and lets its codec refuse any other code, with the path in the message.
   switch (decoder.peek()) {
     case Code::kBool:
       out = object::read<bool>(decoder);
@@ -111,12 +114,14 @@ c10::OperatorName split(const std::string& name) {
   return {name.substr(0, dot), name.substr(dot + 1)};
 }
 
-// What a peer may not have run here: it would read or write files of this worker's.
+// What a peer may not have run here: it would read or write files of this worker's. By the name without its
+// overload, so that every overload is covered. Checked by the caller, too, for an early error, but what
+// counts is the check where the operator would run.
 bool touches_files(const c10::OperatorName& name) {
   return name.name == "aten::from_file" || name.name == "aten::save" || name.name == "aten::load";
 }
 
-// "; there are aten::add.Tensor, aten::add.Scalar", or nothing.
+// "; there are aten::add.Tensor, aten::add.Scalar", or nothing. Walks all operators; for error messages only.
 std::string overloads(const std::string& base) {
   std::vector<std::string> names;
   for (const auto& other : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -153,7 +158,8 @@ auto tensors_of(Stack& stack, std::index_sequence<I...>) {
   return std::tuple{std::move(stack[I]).toTensor()...};
 }
 
-// How an operator's results are called, and how they are taken from the stack.
+// How an operator's results are called, and how they are taken from the stack. The result is held as the C++
+// type that a program names in RRef<T>, so that its owner can use it, too; Results can only be encoded.
 struct ResultForm {
   const ValueType* type;
   std::function<std::shared_ptr<void>(Stack&)> take;
@@ -210,6 +216,7 @@ ResultForm form_of(const std::vector<c10::Argument>& returns) {
 // A source of functions for RPC (register_function_source): to the layers below an operator is a registered
 // function whose arguments are matched with the schema instead of a C++ signature.
 std::unique_ptr<FunctionEntry> find_operator(const std::string& name) {
+  // Asked for every name that is not registered; operators are recognised by their namespace.
   if (name.find("::") == std::string::npos) return nullptr;
   const auto found = find_handle(name);
   if (!found) return nullptr;
@@ -219,6 +226,8 @@ std::unique_ptr<FunctionEntry> find_operator(const std::string& name) {
       FunctionEntry{.name = name,
                     .signature = schema_text(handle.schema()),
                     .result = form.type,
+                    // The peer's program has matched the arguments, but bytes of a peer are input: matched
+                    // again here, against this worker's schema, before the kernel sees them.
                     .decode = [handle](object::Decoder& decoder) -> std::shared_ptr<void> {
                       const auto args = object::read<std::vector<OperatorArg>>(decoder);
                       return std::make_shared<Stack>(match_schema(handle.schema(), args));
@@ -226,6 +235,8 @@ std::unique_ptr<FunctionEntry> find_operator(const std::string& name) {
                     .run =
                         [handle, take = form.take](void* arguments, const FunctionEntry::Done& done) {
                           auto& stack = *static_cast<Stack*>(arguments);
+                          // Replaces the arguments on the stack by the results. What the kernel throws goes
+                          // to the caller of run(), which answers with it; done() is then not called.
                           handle.callBoxed(stack);
                           done(take(stack), nullptr);
                         }});
@@ -238,11 +249,13 @@ OutgoingCall make_operator_call(const Worker& to, const Operator& op, const Oper
     base::raise(ErrorKind::kUsage, base::cat("no operator is called \"", op.name,
                                              "\"; names look like aten::mm or aten::add.Tensor"));
   }
+  // For the error only; what is sent are the arguments as given.
   match_schema(handle->schema(), args.values);
   const auto agent = current_agent("a remote call");
   return {.agent = agent,
           .to = agent->find(to),
           .function = op.name,
+          // A reference: the function that starts the call encodes before it returns.
           .encode = [&args](object::Encoder& encoder) { object::write(encoder, args.values); },
           .timeout = agent->timeout_or_default(options.timeout)};
 }

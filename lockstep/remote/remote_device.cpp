@@ -18,6 +18,7 @@ namespace {
                         "; write \"worker/device\", \"rank:2/device\", a worker's name or a device"));
 }
 
+// The constructor is libtorch's only parser, and it throws.
 std::optional<c10::Device> as_device(std::string_view text) {
   try {
     return c10::Device(std::string(text));
@@ -31,6 +32,9 @@ bool is_name_character(char c) {
          c == '-';
 }
 
+// The rules for names are those of rpc::start (check_name in rpc.cpp): text that passes here can be a
+// worker's name. A name that begins with "rank:" cannot be written; the worker is addressed by its number
+// then.
 rpc::Worker as_worker(std::string_view text, std::string_view whole) {
   constexpr std::string_view kRank = "rank:";
   if (text.empty()) refuse(whole, "it names no worker");
@@ -55,6 +59,7 @@ RemoteDevice RemoteDevice::parse(std::string_view text) {
   const auto slash = text.find('/');
   if (slash == std::string_view::npos) {
     if (text.empty()) refuse(text, "it is empty");
+    // The device first: "cuda:0" would also be a valid name of a worker.
     if (const auto device = as_device(text)) return {std::nullopt, *device};
     return {as_worker(text, text), c10::Device(c10::kCPU)};
   }

@@ -20,7 +20,8 @@ bool is_empty_list(const IValue& value) {
   return value.isList() && value.toListRef().empty();
 }
 
-// An element of a list of `kind`, from one of ints or doubles.
+// The list with `element` as its type; nothing when an entry does not convert. An int becomes a float, never
+// the other way round. An undefined tensor is None where elements are optional.
 std::optional<IValue> converted_list(const IValue& value, const c10::TypePtr& element) {
   const auto list = value.toListRef();
   c10::impl::GenericList out(element);
@@ -40,6 +41,7 @@ std::optional<IValue> converted_list(const IValue& value, const c10::TypePtr& el
 }
 
 std::optional<IValue> fit_list(const IValue& value, const c10::TypePtr& element, std::optional<int> length) {
+  // A length comes from a schema such as int[2]: one number there means that number for each of the entries.
   const auto kind = element->kind() == TypeKind::SymIntType ? TypeKind::IntType : element->kind();
   if (length && kind == TypeKind::IntType && value.isInt()) {
     return IValue(std::vector<std::int64_t>(static_cast<std::size_t>(*length), value.toInt()));
@@ -48,6 +50,8 @@ std::optional<IValue> fit_list(const IValue& value, const c10::TypePtr& element,
     const double number = value.isInt() ? static_cast<double>(value.toInt()) : value.toDouble();
     return IValue(std::vector<double>(static_cast<std::size_t>(*length), number));
   }
+  // The element type of an empty list says nothing: {} may be meant for any of them, but the kernel needs the
+  // right one.
   if (is_empty_list(value)) return IValue(c10::impl::GenericList(element));
   if (!value.isList()) return std::nullopt;
   const bool fits = (kind == TypeKind::IntType && value.isIntList()) ||
@@ -83,6 +87,7 @@ std::optional<IValue> fit(const IValue& value, const c10::TypePtr& type, std::op
     case TypeKind::FloatType:
       if (value.isInt()) return IValue(static_cast<double>(value.toInt()));
       return as_is(value.isDouble());
+    // Strict where C++ would convert: true is no int and 1 no bool.
     case TypeKind::BoolType:
       return as_is(value.isBool());
     case TypeKind::StringType:
@@ -142,6 +147,8 @@ std::string schema_text(const c10::FunctionSchema& schema) {
 torch::jit::Stack match_schema(const c10::FunctionSchema& schema, const std::vector<OperatorArg>& args) {
   const auto& parameters = schema.arguments();
   std::vector<std::optional<IValue>> given(parameters.size());
+  // Positional arguments fill parameters from the left; one that a name has filled already is then given
+  // twice.
   std::size_t next = 0;
   for (const auto& argument : args) {
     const auto at = argument.name.empty() ? next++ : index_of(schema, argument.name);
@@ -155,6 +162,7 @@ torch::jit::Stack match_schema(const c10::FunctionSchema& schema, const std::vec
   torch::jit::Stack stack;
   stack.reserve(parameters.size());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
+    // Schema order, complete: callBoxed() takes arguments by position only.
     if (!given[i]) given[i] = parameters[i].default_value();
     if (!given[i]) refuse(schema, base::cat("\"", parameters[i].name(), "\" is missing"));
     stack.push_back(*std::move(given[i]));

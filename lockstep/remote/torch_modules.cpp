@@ -13,6 +13,8 @@ namespace {
 
 using namespace torch::nn;
 
+// Functions of plain values: the options classes of libtorch's modules cannot be encoded. Options that are no
+// parameter here keep their defaults.
 std::shared_ptr<LinearImpl> linear(std::int64_t in, std::int64_t out, bool bias) {
   return std::make_shared<LinearImpl>(LinearOptions(in, out).bias(bias));
 }
@@ -52,6 +54,8 @@ std::shared_ptr<ReLUImpl> relu() {
 }  // namespace
 
 bool register_torch_modules() {
+  // Called by remote_extension: the linker would leave out an initialiser here together with this file, when
+  // lockstep is a static library.
   static const bool registered = register_module(linear) && register_module(embedding) &&
                                  register_module(embedding_bag) && register_module(lstm) &&
                                  register_module(layer_norm) && register_module(relu);

@@ -92,7 +92,7 @@ bool on_one_host(const Cluster& cluster) {
 
 std::optional<Cluster> torchrun(const Known& known) {
   if (!is_set(base::EnvVar::kRank) && !is_set(base::EnvVar::kWorldSize)) return std::nullopt;
-  // PMIx tells no size; a user who adds WORLD_SIZE means the PMIx rank.
+  // PMIx gives no size; a user who adds WORLD_SIZE means the PMIx rank.
   if (!is_set(base::EnvVar::kRank) && !known.rank && is_set(base::EnvVar::kPmixRank)) return std::nullopt;
   Cluster cluster{.source = "torchrun"};
   read_pair(cluster, base::EnvVar::kRank, base::EnvVar::kWorldSize, known);

@@ -68,8 +68,8 @@ internal::Known place_of(const Url& url, const RendezvousOptions& options) {
   return place;
 }
 
-// Four workers that were meant to be one job and are four jobs train well and apart. Once per process:
-// whoever runs a program alone on purpose has read it then.
+// Four workers that were meant to be one job and are four jobs would train separately without an error. Once
+// per process: for a program that is run alone on purpose, one line is enough.
 void warn_alone() {
   if (internal::told_alone().exchange(true)) return;
   base::log(
@@ -138,7 +138,7 @@ Registry& registry() {
   return instance;
 }
 
-// Several meetings of one process (a group and RPC, or one after the other) are no news. A process that is
+// Several meetings of one process (a group and RPC, or one after the other) are normal. A process that is
 // forked later has met as its parent did.
 std::int64_t note_meeting(const std::string& path, std::optional<int> rank) {
   const base::MutexLock lock(registry().mutex);

@@ -60,7 +60,7 @@ class Rendezvous : public testing::Test {
     return std::to_string(net::Listener::listen(*net::Address::parse("127.0.0.1", 0), 1).local().port());
   }
 
-  // Every rank comes with `options` and its own rank; each then tells the others its rank and hears the last
+  // Every rank comes with `options` and its own rank; each then sends the others its rank and gets the last
   // one's.
   static void expect_to_meet(int world_size, RendezvousOptions options) {
     std::vector<std::future<RendezvousResult>> ranks;

@@ -170,7 +170,7 @@ void Agent::take_request(WorkerId from, transport::Message message, Taker taker)
     pool_->run_long([&] { run_handler(entry, std::move(request)); });
   } else {
     try {
-      // A task is copied nowhere, but std::function wants to be able to.
+      // A task is never copied, but std::function requires that it can be.
       auto shared = std::make_shared<Request>(std::move(request));
       pool_->post([this, &entry, shared] { run_handler(entry, std::move(*shared)); });
     } catch (...) {
@@ -207,7 +207,7 @@ void Agent::run_handler(const HandlerEntry& entry, Request request) noexcept {
 }
 
 // In this order: the directory, so that new calls to it are refused; the services, so that a callback of a
-// failed call finds the loss known; then the calls. `incarnation` keeps the late news of a worker's end from
+// failed call finds the loss known; then the calls. `incarnation` keeps a late report of a worker's end from
 // ending the next one with its number.
 void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly, std::uint64_t incarnation) {
   if (!directory_->end(peer, cause, incarnation)) return;

@@ -101,7 +101,7 @@ void Agent::request(WorkerId to, MessageKind kind, Payload payload, Milliseconds
       if (guard) guard->sent();
       return;
     }
-    if (!take_pending(id)) return;  // take_loss or close had it first, and has told it
+    if (!take_pending(id)) return;  // take_loss or close had it first, and has reported it
     if (failure->kind == ErrorKind::kPeerLost) {
       note_unreachable(to, *failure);
       failure = directory_->lost(to, what);

@@ -37,8 +37,8 @@ std::string current_type() {
   return base::demangle(type->name());
 }
 
-// An exception that was something else where it was thrown, and is told on as that: a future kept it, and who
-// waits for the future raises it again. Its caller on another worker still sees the original type.
+// An exception that was something else where it was thrown, and is passed on as that: a future kept it, and
+// who waits for the future raises it again. Its caller on another worker still sees the original type.
 class Renamed final : public Error {
  public:
   explicit Renamed(const CallFailure& failure)

@@ -119,7 +119,7 @@ class Town {
     exchange_->kill(agent(name).self().id, "killed by SIGKILL (9)");
     forget(name);
   }
-  // It does not listen any more, and nobody is told.
+  // It does not listen any more, and nobody is notified.
   void fall_silent(const std::string& name) { members_.at(name).group = nullptr; }
   void forget(const std::string& name) {
     end(members_.at(name));

@@ -165,7 +165,7 @@ void RRefManager::fetch(const RRefState& state, Ask ask, std::optional<Milliseco
   const Milliseconds limit = alive->timeout_or_default(timeout);
   // The type's name has no gradient.
   const auto context = ask == Ask::kValue ? this_call().autograd_context : 0;
-  // The owner will know the context from now on, and must be told of its end.
+  // The owner will know the context from now on, and must be notified of its end.
   if (auto* extension = context == 0 ? nullptr : alive->extension())
     extension->encode(context, state.owner.id, [] {});
   base::ByteWriter writer;

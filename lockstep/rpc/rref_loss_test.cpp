@@ -25,7 +25,7 @@ void keep(const RRef<int>& number) {
 }
 LOCKSTEP_RPC_FUNCTION(keep);
 
-// Worker 1 has a value at worker 0, and tells worker 2 of it; the owner never hears from worker 2.
+// Worker 1 has a value at worker 0, and passes it to worker 2; the owner never gets a message from worker 2.
 TEST(RRefLoss, OfAWorkerThatPassedOneOnIsNamedByTheOwner) {
   const auto lose = [](WorkerId from, WorkerId, const transport::Message& message) {
     return from == 2 && message.kind == static_cast<std::uint8_t>(MessageKind::kRRefFork);

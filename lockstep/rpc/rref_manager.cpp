@@ -89,7 +89,7 @@ void RRefState::check() const {
     if (const auto* failure = created->state()->failure()) failure->raise();
   }
   const auto agent = manager->agent();
-  if (is_owner() || !agent || agent->closed()) return;  // whoever goes on says that RPC was shut down
+  if (is_owner() || !agent || agent->closed()) return;  // the next step raises that RPC was shut down
   const auto losses = manager->losses(owner.id);
   if (losses.n == losses_before) return;
   base::raise({.kind = ErrorKind::kPeerLost,

@@ -11,6 +11,12 @@
 #include "lockstep/store/internal/file_replica.h"
 
 namespace lockstep {
+
+// Operations are made of change(), read() and read_when() of the replica. Their callbacks run under the
+// replica's mutex, in change() also under the exclusive lock of the file; they must not call another
+// operation, which would deadlock. What an edit puts into `out` is written when it has returned: an edit that
+// throws leaves the file as it was.
+
 namespace {
 
 void put(base::ByteWriter& out, std::string_view mark, const std::string& key,
@@ -20,6 +26,7 @@ void put(base::ByteWriter& out, std::string_view mark, const std::string& key,
 
 }  // namespace
 
+// The timeout belongs to the handle: clones may have different ones.
 FileStore::FileStore(std::shared_ptr<internal::FileReplica> file, Milliseconds timeout)
     : file_(std::move(file)), timeout_(timeout) {}
 FileStore::~FileStore() = default;
@@ -32,6 +39,8 @@ std::unique_ptr<FileStore> FileStore::open(const std::string& path, const FileSt
         base::cat("FileStore: n_users is ", *options.n_users, "; it must be positive, unset when unknown"),
         ErrorFamily::kStore);
   }
+  // All arguments are checked before the replica is made: its constructor creates the file and counts this
+  // process in.
   base::checked_timeout(options.timeout, base::cat("FileStore ", path), ErrorFamily::kStore);
   const int n_users = options.n_users.value_or(-1);
   return std::unique_ptr<FileStore>(new FileStore(
@@ -56,6 +65,8 @@ Bytes FileStore::get(const std::string& key) {
 
 std::int64_t FileStore::add(const std::string& key, std::int64_t amount) {
   return file_->change(timeout_, [&](base::ByteWriter& out) {
+    // Read and written under one lock, so two processes never get the same number. The log keeps the result
+    // and not the amount: replaying a record needs no earlier one of its key.
     const Bytes* before = file_->find(key);
     const std::int64_t after = before ? internal::add_to_counter(key, *before, amount) : amount;
     put(out, internal::kSetMark, key, to_bytes(std::to_string(after)));
@@ -67,6 +78,8 @@ Bytes FileStore::compare_set(const std::string& key, std::span<const std::uint8_
                              std::span<const std::uint8_t> desired) {
   return file_->change(timeout_, [&](base::ByteWriter& out) {
     const Bytes* current = file_->find(key);
+    // As torch: an absent key is set only when "" is expected of it. Nothing is put into `out` on the first
+    // two returns, so nothing is written.
     if (!current && !expected.empty()) return to_bytes(expected);
     if (current && !std::ranges::equal(*current, expected)) return *current;
     put(out, internal::kSetMark, key, desired);
@@ -80,6 +93,8 @@ bool FileStore::check(std::span<const std::string> keys) {
 
 void FileStore::wait(std::span<const std::string> keys, std::optional<Milliseconds> timeout) {
   if (timeout) base::checked_timeout(*timeout, base::cat(describe(), ": wait"), ErrorFamily::kStore);
+  // Tells only that the keys existed at one moment: another process may delete them before the caller reads.
+  // get() waits and reads under one lock instead.
   file_->read_when(
       {keys, timeout.value_or(timeout_.load())}, [&] { return file_->all_exist(keys); }, [] {});
 }
@@ -120,6 +135,7 @@ std::vector<Bytes> FileStore::multi_get(std::span<const std::string> keys) {
     std::vector<Bytes> values;
     values.reserve(keys.size());
     for (const auto& key : keys) {
+      // all_exist() counts queues too, so a key that exists without a value is a queue.
       const Bytes* value = file_->find(key);
       if (!value) internal::raise_is_queue(describe(), key);
       values.push_back(*value);
@@ -132,6 +148,8 @@ std::vector<Bytes> FileStore::multi_get(std::span<const std::string> keys) {
 
 void FileStore::multi_set(std::span<const std::string> keys, std::span<const Bytes> values) {
   internal::check_pairs(keys.size(), values.size());
+  // One write under one lock: readers see all pairs or none. A process that dies in the middle of it leaves
+  // the whole records before the torn one.
   file_->change(timeout_, [&](base::ByteWriter& out) {
     for (std::size_t i = 0; i < keys.size(); ++i) put(out, internal::kSetMark, keys[i], values[i]);
   });
@@ -145,12 +163,15 @@ std::optional<Bytes> FileStore::take(const std::string& key) {
   return file_->change(timeout_, [&](base::ByteWriter& out) -> std::optional<Bytes> {
     const auto* queue = file_->find_queue(key);
     if (!queue) return std::nullopt;
+    // The record is applied after this callback: until then `queue` and its front are still there to be
+    // copied. A queue in the map is never empty.
     put(out, internal::kTakeMark, key);
     return queue->front();
   });
 }
 
 Bytes FileStore::queue_pop(const std::string& key) {
+  // One deadline for all rounds, however often another process is faster.
   const internal::FileWait wait{{&key, 1}, timeout_};
   for (;;) {
     file_->read_when(
@@ -176,6 +197,8 @@ void FileStore::set_timeout(Milliseconds timeout) {
 }
 
 std::unique_ptr<Store> FileStore::clone() {
+  // The same replica: one count in the file, one copy of the data, and one mutex, which a clone that waits
+  // releases.
   return std::unique_ptr<Store>(new FileStore(file_, timeout_));
 }
 

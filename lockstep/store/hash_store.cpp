@@ -50,7 +50,7 @@ struct HashStore::Data {
   template <class Ready>
   bool sleep(const std::string& key, base::ConditionVariable Waiters::*on, Deadline deadline, Ready ready)
       LOCKSTEP_REQUIRES(mutex) {
-    Waiters& mine = waiters[key];  // references stay good while other keys come and go
+    Waiters& mine = waiters[key];  // references stay valid while other keys are added and removed
     ++mine.count;
     base::SlowWait slow(deadline);
     bool is_ready = (mine.*on).wait_until(mutex, slow.next().time_point(), ready);

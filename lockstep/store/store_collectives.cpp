@@ -12,6 +12,9 @@
 namespace lockstep {
 namespace {
 
+// Under a user's key: "/rank/<r>" is rank r's value or its arrival, "/count" and "/last" are a barrier's,
+// "/sum" is all_sum's; a broadcast uses the key itself. None is ever deleted: a late rank must still find
+// them, and no rank knows when all have read.
 std::string rank_key(const std::string& key, int rank) {
   return base::cat(key, "/rank/", rank);
 }
@@ -64,6 +67,8 @@ void store_barrier(Store& store, int rank, int world_size, const std::string& ke
   check_rank(rank, world_size);
   const Milliseconds timeout = base::checked_timeout(
       given.value_or(store.timeout()), base::cat("store barrier \"", key, '"'), ErrorFamily::kStore);
+  // The keys of a barrier that timed out stay: a second attempt under the same key would count the same ranks
+  // again.
   const Deadline deadline = Deadline::after(timeout);
   const std::string count_key = key + "/count";
   const std::string last_key = key + "/last";
@@ -78,11 +83,14 @@ void store_barrier(Store& store, int rank, int world_size, const std::string& ke
                           ": the key was used before"),
                 ErrorFamily::kStore);
   }
+  // Exactly one rank gets here, since add() is atomic.
   if (count == world_size) return store.set(last_key, "");
-  // Large worlds take longer to come, and need not be told of it as often.
+  // Large worlds take longer to arrive, and need not log it as often.
   const Milliseconds slice{10'000 + world_size};
   base::SlowWait slow(deadline);
   for (;;) {
+    // The wait inside the store would log its own slow wait, about a key that says nothing to a user; it ends
+    // before that is due, and this level names the missing ranks.
     if (wait_for(store, {&last_key, 1}, std::min(slow.quiet_slice(), slice))) return;
     if (deadline.expired()) raise_late(what, timeout, who_is_missing(store, key, world_size));
     slow.say_if_due([&] { return base::cat(what, ": ", who_is_missing(store, key, world_size)); });
@@ -101,6 +109,9 @@ Milliseconds StoreCollectives::use(const char* operation, const std::string& key
                                    std::optional<Milliseconds> given) {
   const Milliseconds timeout = given.value_or(store_->timeout());
   if (given) base::checked_timeout(timeout, base::cat(operation, " \"", key, '"'), ErrorFamily::kStore);
+  // Marked as used before anything is sent, and for good, also when the operation then fails: its keys may be
+  // in the store already. Only this object knows: a key used again through another one is noticed by barriers
+  // alone, which count.
   const base::MutexLock lock(mutex_);
   if (used_.insert(key).second) return timeout;
   base::raise(ErrorKind::kUsage,
@@ -115,6 +126,7 @@ std::vector<Bytes> StoreCollectives::collect(const char* operation, const std::s
     raise_late(base::cat(operation, " \"", key, "\" on rank ", rank_), timeout,
                who_is_missing(*store_, key, world_size_));
   }
+  // Nobody deletes the keys, so after the wait this returns at once.
   return store_->multi_get(keys);
 }
 
@@ -125,6 +137,7 @@ void StoreCollectives::barrier(const std::string& key, std::optional<Millisecond
 
 void StoreCollectives::broadcast_send(const std::string& key, std::span<const std::uint8_t> value) {
   use("broadcast", key);
+  // The sender does not wait for the receivers; the store must outlive their reads.
   store_->set(key, value);
 }
 
@@ -156,6 +169,7 @@ Bytes StoreCollectives::scatter_send(const std::string& key, std::span<const Byt
                 base::cat("scatter \"", key, "\": ", values.size(), " values for ", world_size_, " ranks"),
                 ErrorFamily::kStore);
   }
+  // All parts in one request where the store has one; each receiver waits for its own key only.
   store_->multi_set(rank_keys(key, world_size_), values);
   return values[static_cast<std::size_t>(rank_)];
 }
@@ -181,6 +195,8 @@ std::int64_t StoreCollectives::all_sum(const std::string& key, std::int64_t valu
                                        std::optional<Milliseconds> given) {
   const Milliseconds timeout = use("all_sum", key, given);
   const std::string sum_key = key + "/sum";
+  // Before the barrier: past it, all summands are in the counter, and adding 0 reads the same sum on every
+  // rank.
   store_->add(sum_key, value);
   store_barrier(*store_, rank_, world_size_, key, timeout);
   return store_->add(sum_key, 0);

@@ -89,7 +89,8 @@ struct TcpStore::State {
 
 TcpStore::TcpStore(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
-// What this handle wrote is in the store when it is gone, so that a thread told of its end finds it there.
+// What this handle wrote is in the store when it is gone, so that a thread notified of its end finds it
+// there.
 TcpStore::~TcpStore() {
   if (!state_->client || state_->broken) return;
   constexpr Milliseconds kPatience{1'000};

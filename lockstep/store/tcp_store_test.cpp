@@ -429,7 +429,7 @@ TEST(TcpStore, AForkedChildMayNotUseItsParentsConnection) {
   EXPECT_EQ(to_text(server->get("key")), "value");
 }
 
-// The copy has no thread behind it that could be told to end, or leave what it waits for.
+// The copy has no thread behind it that could be stopped, or leave what it waits for.
 TEST(TcpStore, AForkedChildMayDestroyItsCopyOfAHandle) {
   const auto server = TcpStore::open(kHost, master({.secret = JobSecret::mint()}));
   auto client = server->clone();

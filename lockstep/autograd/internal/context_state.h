@@ -1,5 +1,5 @@
-// What one worker keeps for one context: gradients of its leaves, the send nodes of what it sent, whom it
-// talked to, and the backward pass under way.
+// What one worker keeps for one context: gradients of its leaves, the send nodes of what it sent, the workers
+// it exchanged messages with, and the backward pass under way.
 // Thread safety: every method may be called from any thread. Ownership: shared by the service, a pass and
 // whoever asked for it.
 #pragma once

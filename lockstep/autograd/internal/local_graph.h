@@ -1,10 +1,10 @@
 // One worker's part of a backward pass: which nodes take part, how many gradients each waits for, and running
 // them.
 //
-// libtorch's engine does this for whole graphs; its parts that could be told "wait, more will arrive" are not
-// exported. So this runs the nodes, inside a node of ours that the engine runs (run_in_engine): hooks find
-// themselves in an ordinary pass, may queue callbacks for its end, and the engine's thread-local settings
-// hold.
+// libtorch's engine does this for whole graphs; its parts that could be made to wait for more gradients are
+// not exported. So this runs the nodes, inside a node of ours that the engine runs (run_in_engine): hooks
+// find themselves in an ordinary pass, may queue callbacks for its end, and the engine's thread-local
+// settings hold.
 // Gradients of leaves go to the context, never to Tensor::grad().
 // Thread safety: none; the pass takes care. Ownership: nodes are the graph's, held by roots and send nodes;
 // those that are ready or run, also by this.

@@ -33,7 +33,7 @@ class AutogradService final : public rpc::Service, public rpc::CallExtension {
 
   // Contexts.
   std::uint64_t open_context();
-  // Here, and on every worker it reached. `told_by`: who need not be told.
+  // Here, and on every worker it reached. `told_by`: who need not be notified.
   void release(std::uint64_t context, std::optional<WorkerId> told_by = std::nullopt);
   // Null when it is not known here.
   std::shared_ptr<ContextState> find(std::uint64_t context) const;
@@ -67,11 +67,11 @@ class AutogradService final : public rpc::Service, public rpc::CallExtension {
   std::shared_ptr<Pass> enter(const PassHead& head);
   bool is_over(std::uint64_t pass) const;
   void run_part(const std::shared_ptr<Pass>& pass);
-  // Somebody's failure, told to the origin if this is another worker.
+  // Somebody's failure, reported to the origin if this is another worker.
   void fail(const std::shared_ptr<Pass>& pass, NodeFailure failure);
   void leave(const std::shared_ptr<Pass>& pass);
   void tell_origin(const Pass& pass, const NodeFailure* failure);
-  // Has it given up by all that this worker told of it; calls back when they have.
+  // Has it given up by all that this worker notified of it; calls back when they have.
   void abort_others(const Pass& pass, const std::function<void()>& done);
 
   void tell_release(std::uint64_t context, WorkerId worker);

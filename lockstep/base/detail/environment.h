@@ -1,5 +1,5 @@
-// Every environment variable lockstep reads or sets, in one table with its meaning. Nothing else in the tree
-// calls getenv; docs/env.md documents the same table, and a test keeps the two in sync.
+// Every environment variable lockstep reads or sets, in one table with its meaning. Only base/ and plug-ins
+// call getenv; docs/env.md documents the same table, and a test keeps the two in sync.
 //
 // Values are read on each call (the launcher and tests change them), never cached. Thread safety: any thread,
 // except concurrently with setenv, as with getenv.

@@ -1,4 +1,4 @@
-// all_reduce from one tensor into another. For dtensor/, whose results never lie where their inputs do: one
+// all_reduce from one tensor into another. For dtensor/, whose results never share memory with inputs: one
 // pass over the inputs, where a copy and an all_reduce in place would be two. Everything else as
 // collectives.h.
 #pragma once

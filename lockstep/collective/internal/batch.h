@@ -32,7 +32,7 @@ Work start_items(CollectiveCall& call, lockstep_op_kind kind, const std::vector<
 
 class Batch {
  public:
-  // Collects on the group for this thread until it goes. Raises kUsage when another one does.
+  // Collects on the group for this thread until it ends. Raises kUsage when another one does.
   explicit Batch(std::shared_ptr<GroupBase> group);
   ~Batch();
   Batch(const Batch&) = delete;

@@ -59,7 +59,7 @@ class CollectiveCall {
 
   // What collects the operation instead of starting it; null outside a CoalescingScope.
   Batch* batch() const { return open_batch == nullptr ? nullptr : batch_of(*group_); }
-  // False for a process that is not in the group, which is told so once per line of the program. Raises
+  // False for a process that is not in the group, which logs that once per line of the program. Raises
   // kUsage inside a CoalescingScope of the group unless `collectable`.
   bool takes_part(bool collectable = false) const {
     if (open_batch != nullptr && !collectable) [[unlikely]]
@@ -88,7 +88,7 @@ class CollectiveCall {
   // One tensor per rank, each fit to be sent (or written), all of one type and that of `other`.
   void check_list(const std::vector<at::Tensor>& list, const char* role, const at::Tensor& other,
                   bool written);
-  // Two tensors that are written share no memory, as far as can be told cheaply.
+  // Two tensors that are written share no memory, as far as a cheap check can tell.
   void check_apart(const at::Tensor& a, const char* role_a, const at::Tensor& b, const char* role_b) const;
   // The rank in the group that the caller named; raises kUsage where find_root() finds none.
   int root(std::optional<int> in_world, std::optional<int> in_group, const char* role,
@@ -108,7 +108,7 @@ class CollectiveCall {
 
   // The engine does operations of this kind.
   bool offers(lockstep_op_kind kind) const;
-  // The engine takes parts that lie in rows (lockstep_op.send_rows).
+  // The engine takes parts that are in rows (lockstep_op.send_rows).
   bool takes_rows() const;
 
   // An operation on one tensor in place.
@@ -132,7 +132,7 @@ class CollectiveCall {
   void refuse_inside_batch() const;
   [[noreturn]] void refuse_timeout() const;
   Work launch(HeldTensors held);
-  // What fails here is told to the call logger (call_log.h).
+  // What fails here is reported to the call logger (call_log.h).
   void run();
   Work post(HeldTensors held);
   void report(const Failure& failure) const;
@@ -158,9 +158,9 @@ struct RootArgument {
 };
 int find_root(const GroupBase& group, RootArgument argument, std::string& why);
 
-// The engine can use the tensor's memory as it lies.
+// The engine can use the tensor's memory without a copy.
 bool is_plain(const at::Tensor& tensor);
-// The two share memory, or that cannot be told cheaply: what is read must be copied before the other is
+// The two share memory, or a cheap check cannot tell: what is read must be copied before the other is
 // written.
 bool may_share_memory(const at::Tensor& a, const at::Tensor& b);
 // Some of its elements surely share memory: an expanded view.

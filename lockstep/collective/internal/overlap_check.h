@@ -11,8 +11,8 @@
 
 namespace lockstep::internal {
 
-// Tensors whose elements lie densely are compared by their bytes, in logarithmic time; of others it is only
-// known whether they are the very same tensor. Holds addresses: the tensors must live as long.
+// Tensors whose elements are dense in memory are compared by their bytes, in logarithmic time; of others it
+// is only known whether they are the very same tensor. Holds addresses: the tensors must live as long.
 class OverlapCheck {
  public:
   // A collective that writes one tensor and reads another, which may be undefined and may share memory with

@@ -11,7 +11,7 @@
 namespace lockstep::internal {
 namespace {
 
-// The tensors are one piece of memory, in order: the engine can use it as it lies.
+// The tensors are one piece of memory, in order: the engine can use it without a copy.
 bool is_one_piece(const std::vector<at::Tensor>& list) {
   const auto& first = list.front();
   const auto* next = static_cast<const char*>(first.const_data_ptr());

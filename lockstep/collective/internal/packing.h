@@ -18,13 +18,13 @@ at::Tensor flat_as(const at::Tensor& tensor, at::ScalarType type);
 bool have_one_size(const std::vector<at::Tensor>& list);
 
 // The tensors are one contiguous tensor, cut along a dimension: the rows that each of them has a run of (1: the
-// first dimension was cut, they lie one after the other). 0 when they are not, when one is empty, and when
+// first dimension was cut, they are one after the other). 0 when they are not, when one is empty, and when
 // runs are so short that copying them costs more than packing.
 std::uint64_t rows_of(const std::vector<at::Tensor>& list);
 
-// The tensors one after the other: their own memory when they lie so, else a copy.
+// The tensors one after the other: their own memory when it has that form, else a copy.
 at::Tensor packed(const std::vector<at::Tensor>& list);
-// Where to put what belongs into `list`, one after the other: its own memory when it lies so, else a
+// Where to put what belongs into `list`, one after the other: its own memory when it is so, else a
 // temporary that `held` copies from. The list becomes the results.
 at::Tensor room_for(const std::vector<at::Tensor>& list, bool use_temporary, HeldTensors& held);
 // The same for one tensor.

@@ -31,7 +31,7 @@ GradientBuckets::GradientBuckets(std::vector<at::Tensor> parameters, Options opt
   choose_in_place();
 }
 
-// Ranks that differ would reduce in different operations. Rank 0's value. 128 KiB unless told otherwise:
+// Ranks that differ would reduce in different operations. Rank 0's value. 128 KiB unless set otherwise:
 // below it one flat reduction costs less than an operation per gradient.
 void GradientBuckets::agree_on_in_place() {
   const auto from_environment = static_cast<std::size_t>(
@@ -138,7 +138,7 @@ void GradientBuckets::close_pool() const noexcept {
   if (pool_) pool_->close();
 }
 
-// Before the flat memory goes: a gradient that is a view of it gets memory of its own.
+// Before the flat memory is released: a gradient that is a view of it gets memory of its own.
 void GradientBuckets::unalias() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& gradient = parameters_[i].grad();

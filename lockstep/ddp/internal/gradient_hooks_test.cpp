@@ -15,7 +15,7 @@ struct Told {
   bool operator==(const Told&) const = default;
 };
 
-// Hooks on two parameters of three elements each, and what their listener was told.
+// Hooks on two parameters of three elements each, and what their listener got.
 struct Listening {
   at::Tensor a = torch::ones({3}).requires_grad_();
   at::Tensor b = torch::ones({3}).requires_grad_();

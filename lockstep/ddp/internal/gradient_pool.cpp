@@ -89,7 +89,7 @@ class PoolAllocator final : public c10::Allocator {
       }
     }
     if (lent.block.memory.defined()) {
-      // Else the pool went with its model, and the block goes back to the group.
+      // Else the pool was destroyed with its model, and the block returns to the group.
       if (const auto pool = lent.pool.lock()) pool->give_back(std::move(lent.block));
     } else if (data != nullptr) {
       self.before_->raw_deleter()(data);

@@ -198,7 +198,7 @@ void Reducer::on_average(OnAverage call, std::function<void()> end) {
 void Reducer::on_backward_begins() {
   on_outputs_reached();
   if (pass_.active() || n_expected_ == 0 || failure_) return;
-  // torch::autograd::grad comes by here as well, and accumulates nothing.
+  // torch::autograd::grad runs this as well, and accumulates nothing.
   const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
   const auto accumulates = [&](const auto& node) {
     const auto found = chosen->find(node.get());

@@ -108,8 +108,8 @@ void ReductionPass::start_full_buckets() {
   }
 }
 
-// A hook is told which bucket ends the pass. Buckets that it never sees (sparse, skipped, empty) do not
-// count.
+// A hook sees which bucket is the last of the pass. Buckets that it never sees (sparse, skipped, empty) do
+// not count.
 bool ReductionPass::is_last_for_hook(std::size_t b) const {
   for (std::size_t later = b + 1; later < progress_.size(); ++later) {
     const GradientBucket& bucket = parts_.buckets[later];

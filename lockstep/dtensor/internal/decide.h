@@ -14,7 +14,7 @@ struct Decision {
   // Per input. The written ones keep theirs.
   std::vector<const Layout*> inputs;
   bool redistributes = false;
-  // The operator cannot run on the pieces as they lie: lists without a rule are worked on item by item; of an
+  // The operator cannot run on the pieces in their layout: lists without a rule go item by item; of an
   // operator in place the functional one runs and its result is copied, or it runs on copies of the whole.
   bool by_copy = false;
   // Per result: as the operator leaves it, and after the reduction that Rule::finish asks for.

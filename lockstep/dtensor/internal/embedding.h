@@ -1,6 +1,6 @@
 // Lookups in a table whose rows are cut over the ranks. The gradient of libtorch's own embedding does not know
-// how the table lies, and every rank would compute the gradient of all rows to keep its own; here it computes
-// those of its rows only. Thread safety: as the mesh's groups.
+// how the table is placed, and every rank would compute the gradient of all rows to keep its own; here it
+// computes those of its rows only. Thread safety: as the mesh's groups.
 #pragma once
 
 #include <ATen/core/Tensor.h>

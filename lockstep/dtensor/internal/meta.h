@@ -1,5 +1,5 @@
 // The inside of a sharded tensor. To libtorch it is an ordinary tensor of the global sizes, without memory,
-// whose dispatch key kKey sends every operator below autograd to dispatch.cpp; what is sharded lies in its
+// whose dispatch key kKey sends every operator below autograd to dispatch.cpp; what is sharded is in its
 // BackendMeta, which libtorch carries along in detach, shallow copies and set_data. See docs/design.md for
 // why this key.
 #pragma once

@@ -86,7 +86,7 @@ struct Rule {
   bool needs_elements = false;
   // The argument that holds the result's sizes: ranks are given those of their piece.
   const char* sizes_argument = nullptr;
-  // Instead of calling the operator on the local tensors: what local arithmetic must know of the whole (a
+  // Instead of calling the operator on the local tensors: what local arithmetic needs of the whole (a
   // mean's count).
   std::function<void(LocalCall&)> local{};
   // Given, partial results are reduced at once and then changed by this: norms (a root), weighted means (a

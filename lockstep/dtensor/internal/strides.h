@@ -1,9 +1,9 @@
 // Strides of a result of which ranks hold pieces of different sizes. The strides of a piece with one row, or
-// none, do not tell in which order its dimensions lie in memory, so that ranks that read them off their pieces
-// would disagree; and formulas of libtorch choose operators by strides (the gradient of mm), so that such ranks
-// would call different collectives. These are derived from the strides of the whole inputs, which all ranks
-// agree on. Where they differ from the order of the pieces in memory, that costs a copy at most. Thread safety:
-// pure functions.
+// none, do not tell in which order its dimensions are in memory, so that ranks that read them off their
+// pieces would disagree; and formulas of libtorch choose operators by strides (the gradient of mm), so that
+// such ranks would call different collectives. These are derived from the strides of the whole inputs, which
+// all ranks agree on. Where they differ from the order of the pieces in memory, that costs a copy at most.
+// Thread safety: pure functions.
 #pragma once
 
 #include "lockstep/dtensor/internal/decide.h"

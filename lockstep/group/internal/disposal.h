@@ -1,7 +1,7 @@
-// Communicators end where they may block. An engine's `done` runs on a thread of the engine, and what it lets
-// go of may be the last owner of a tensor, of the group that the tensor's memory belongs to, and so of the
+// Communicators end where they may block. An engine's `done` runs on a thread of the engine, and what it
+// releases may be the last owner of a tensor, of the group that the tensor's memory belongs to, and so of the
 // communicator the thread serves: ending that one there would wait for itself. So groups end elsewhere when
-// their last owner goes inside `done`.
+// their last owner ends inside `done`.
 //
 // Thread: one of the process, "ls-dispose", started by the first that is handed over and joined when the
 // process exits. Thread safety: every function may be called from any thread.

@@ -124,7 +124,7 @@ lockstep_status EngineHost::kv_get(void* context, const char* key, void* value, 
   auto* self = static_cast<EngineHost*>(context);
   try {
     const bool rooted = key[0] == '/';
-    // Who starts ranks and publishes their ends says so to them.
+    // A launcher that publishes how ranks ended sets this variable for them.
     if (rooted && std::string_view(key + 1).starts_with(kExitKey) &&
         !base::environment(base::EnvVar::kLockstepLauncher))
       return LOCKSTEP_UNSUPPORTED;

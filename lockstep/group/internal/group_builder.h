@@ -1,5 +1,5 @@
-// From "these ranks, these back ends" to a joined group: stores, parts per engine, and what is told to the
-// others when joining fails. Torch-free. Private to group/.
+// From "these ranks, these back ends" to a joined group: stores, parts per engine, and what is announced to
+// the others when joining fails. Torch-free. Private to group/.
 #pragma once
 
 #include <memory>
@@ -57,7 +57,7 @@ struct WorldSiteOptions {
 // Opens the handles that all groups of the world share, by the deadline.
 WorldSite make_site(WorldSiteOptions options);
 // Collective over all ranks: learns the hosts and chooses the site's parts by them. Raises kTimeout naming
-// the ranks that did not come, kUsage when ranks were told different sizes.
+// the ranks that did not come, kUsage when ranks were given different sizes.
 void choose_by_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline);
 // Collective over the members, of which this rank is one. Raises kPeerLost naming the member that could not
 // join.

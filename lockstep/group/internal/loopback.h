@@ -1,5 +1,5 @@
 // Messages of a rank to itself: a send meets the oldest receive of its tag, or waits for one. The group of
-// one uses it for all its messages. Handles speak the engine ABI (test, wait, release, last_error), so a Work
+// one uses it for all its messages. Handles have the engine ABI (test, wait, release, last_error), so a Work
 // cannot tell them from an engine's. Thread safety: every method may be called from any thread.
 #pragma once
 

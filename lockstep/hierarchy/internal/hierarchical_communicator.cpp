@@ -271,7 +271,7 @@ void HierarchicalCommunicator::announce() {
   host_->kv_set(host_->context, key_of("entered", rank()).c_str(), text.data(), text.size());
 }
 
-// One patience for all ranks. A rank whose answer does not come in time is not named: naming it wrongly would
+// One deadline for all ranks. A rank whose answer does not come in time is not named: naming it wrongly would
 // be worse.
 std::string HierarchicalCommunicator::missing_in(std::uint64_t number) {
   constexpr int kMostNamed = 8;
@@ -324,7 +324,7 @@ std::optional<Failure> HierarchicalCommunicator::stopped() {
   return std::nullopt;
 }
 
-// The engines do not call back for a failure as such, so it is asked for: by callers, by callbacks of steps,
+// The engines do not call back for a failure as such, so it is polled for: by callers, by callbacks of steps,
 // and at every tick.
 std::optional<Failure> HierarchicalCommunicator::failure() {
   if (sole_ != nullptr) return sole_->failure();

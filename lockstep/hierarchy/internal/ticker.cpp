@@ -6,7 +6,7 @@
 namespace lockstep::comm::hierarchy {
 namespace {
 
-// Bounds how late a rank that waits in one sub-communicator is told of a failure in another.
+// Bounds how late a rank that waits in one sub-communicator notices a failure in another.
 constexpr std::chrono::milliseconds kTick{20};
 
 }  // namespace
@@ -60,8 +60,8 @@ void Ticker::run() {
       lock.lock();
     }
     if (stopping_) return;
-    // enter() under the lock, so that after remove() either it was not called or the communicator knows of it
-    // (users_); tick() without it, since it calls engines and the store.
+    // enter() under the lock, so that after remove() either it was not called or the communicator has counted
+    // it (users_); tick() without it, since it calls engines and the store.
     std::vector<Ticking*> now;
     for (auto one = active_.begin(); one != active_.end();) {
       if ((*one)->enter()) {

@@ -74,7 +74,7 @@ std::unique_ptr<HostPeers> HostPeers::join(const lockstep_comm_config& config) {
   const Deadline deadline = Deadline::from_monotonic_ns(config.deadline_ns);
   try {
     HostStore store(*config.host);
-    // Blocks until all ranks have exchanged their segments. From here on a failure must be told to the
+    // Blocks until all ranks have exchanged their segments. From here on a failure must be reported to the
     // others, which may already wait in await_all(): hence the catch.
     auto peers = local::meet(store, {.rank = config.rank,
                                      .size = config.size,

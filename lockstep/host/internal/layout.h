@@ -224,7 +224,7 @@ struct CommBlock {
 };
 
 // Instead of a payload, for the kinds with counts per peer: what this rank sends each other rank (offset in
-// its buffer, bytes, and how many of them lie together: all but where the buffer has rows) and what it
+// its buffer, bytes, and how many are contiguous: all but where the buffer has rows) and what it
 // expects from it.
 struct Counts {
   std::uint64_t at;

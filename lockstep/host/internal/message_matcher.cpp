@@ -126,7 +126,7 @@ void MessageMatcher::clear() {
   reads_.clear();
 }
 
-// Never waits. A message that the receiver has not taken is withdrawn, which keeps it out for good; one that
+// Never waits. A message that the receiver has not taken is withdrawn, and can no longer be taken; one that
 // it has taken is marked, and the other side stops at its next chunk.
 void MessageMatcher::give_up(P2pOperation& p2p) {
   if (p2p.message == nullptr) return;

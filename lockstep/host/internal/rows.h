@@ -1,5 +1,5 @@
-// A part of a buffer that lies in equal runs, a pitch apart: a column of a matrix, or all in one run. What
-// lockstep_op.send_rows and recv_rows describe. Thread safety: functions without state.
+// A part of a buffer that consists of equal runs, a pitch apart: a column of a matrix, or all in one run.
+// What lockstep_op.send_rows and recv_rows describe. Thread safety: functions without state.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@ namespace lockstep::comm::internal {
 
 struct Runs {
   BufferRef first;
-  std::uint64_t run = 0;    // bytes that lie together
+  std::uint64_t run = 0;    // contiguous bytes
   std::uint64_t pitch = 0;  // bytes from one run to the next
 
   // Of a buffer of `rows` rows and `whole` bytes, the part of `n_bytes` that is preceded by parts of `before`

@@ -23,7 +23,7 @@ class LocalState {
   std::vector<std::pair<at::Tensor*, at::Tensor>> whole_;
 };
 
-// The other way, for good: the plain tensors in the state of sharded parameters, just loaded, become pieces.
+// The other way, permanently: plain tensors in the state of sharded parameters, just loaded, become pieces.
 void shard_loaded_state(torch::optim::Optimizer& optimizer);
 
 }  // namespace lockstep::internal

@@ -198,7 +198,7 @@ class Reaper {
   }
 
   // Takes every child that has ended; ends the process when none is left. SIGCHLD is not queued, so a pending
-  // one names the child that ended first: that one is told first, since the first failure is the one that
+  // one names the child that ended first: that one is reported first, since the first failure is the one that
   // counts.
   void reap() {
     signalfd_siginfo info{};

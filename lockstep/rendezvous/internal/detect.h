@@ -16,7 +16,7 @@ struct Known {
 
 Cluster detect(const Known& known);
 
-// Whether this process was told that nothing is set and it is a world of one.
+// Whether this process has logged that nothing is set and it is a world of one.
 std::atomic<bool>& told_alone();
 
 // A port below the ephemeral range, the same for everyone with the same text.

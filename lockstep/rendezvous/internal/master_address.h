@@ -1,4 +1,4 @@
-// Opens the TcpStore of a world: who serves it, who may join, and under which prefix its keys lie.
+// Opens the TcpStore of a world: who serves it, who may join, and under which prefix its keys are.
 #pragma once
 
 #include <memory>
@@ -19,11 +19,11 @@ struct MasterAddress {
 
 // Rank 0 serves, unless TORCHELASTIC_USE_AGENT_STORE says that the launcher does. The secret is asked for
 // when one is configured, except of torchrun's store, which cannot answer. Raises kUsage when the host is a
-// multicast address, or lies beyond loopback with neither a secret nor LOCKSTEP_INSECURE=1, on every rank
+// multicast address, or is beyond loopback with neither a secret nor LOCKSTEP_INSECURE=1, on every rank
 // alike; otherwise as TcpStore::open.
 std::shared_ptr<Store> open_tcp(const MasterAddress& place);
 
-// torch had a second server; who asks for it should know that there is one only.
+// torch had a second server; logs, for who asks for it, that there is only one.
 void say_one_server(const std::string& asked);
 
 }  // namespace lockstep::internal

@@ -299,7 +299,7 @@ void RRefTable::lose_as_user(WorkerId worker, Actions& out) {
   std::vector<std::uint64_t> cut;
   for (auto& [fork, user] : users_) {
     if (user.owner != worker || user.phase == Phase::kCreating)
-      continue;  // the end of a creation's call is told
+      continue;  // the end of a creation's call is reported
     if (user.phase == Phase::kAsking)
       post(user.parent, Control::kAccept, {.rref = user.rref, .fork = fork}, out);
     user.phase = Phase::kCut;

@@ -142,7 +142,7 @@ class RRefTable {
     kAsking,
     kConfirmed,
     kCut
-  };  // kCut: the owner is not told of its end
+  };  // kCut: the owner is not notified of its end
   struct User {
     std::uint64_t rref = 0;
     WorkerId owner = 0;

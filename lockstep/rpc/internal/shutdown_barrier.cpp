@@ -17,7 +17,7 @@ Payload round_payload(std::uint32_t round) {
   return {.body = writer.take()};
 }
 
-// How long a worker whose time is over waits to be told who was late.
+// How long a worker whose time is over waits for the list of those that were late.
 constexpr Milliseconds kAskWhoIsLate{500};
 
 }  // namespace

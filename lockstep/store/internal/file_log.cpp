@@ -61,7 +61,7 @@ bool plausible_key(std::string_view visible, std::uint32_t n_bytes) {
 }
 
 // In a folder that others may write to (/tmp), somebody may have been first: whoever owns the file, or may
-// write to it, says what every rank reads. A link could lead to any file of this user's.
+// write to it, decides what every rank reads. A link could lead to any file of this user's.
 void check_trust(const std::string& path, const struct stat& info) {
   const auto refuse = [&](auto... why) {
     base::raise(ErrorKind::kUsage, base::cat("FileStore: ", path, ' ', why...), ErrorFamily::kStore);

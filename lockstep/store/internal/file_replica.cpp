@@ -40,8 +40,8 @@ FileReplica::~FileReplica() {
   }
 }
 
-// cleanup_ counts all that ever closed: the file goes when nobody has it open and all world_size users have
-// been here. With one of them still to come it must stay.
+// cleanup_ counts all that ever closed: the file is removed when none has it open and all world_size users
+// have been here. With one of them still to come it must stay.
 void FileReplica::sign_off() {
   mutex_.assume_held();  // called by the destructor: nobody else is here
   constexpr Milliseconds kPatience{2'000};
@@ -102,7 +102,7 @@ void FileReplica::check_head(std::span<const std::uint8_t> bytes) const {
   if (!std::ranges::equal(bytes.first(n), head.view().first(n))) raise_foreign(0);
 }
 
-// Applies the whole records of `bytes`, which lie at position_, and moves position_ behind them.
+// Applies the whole records of `bytes`, which begin at position_, and moves position_ behind them.
 void FileReplica::apply(std::span<const std::uint8_t> bytes) {
   base::ByteReader in(bytes);
   LogRecord record;

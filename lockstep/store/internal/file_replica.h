@@ -1,4 +1,4 @@
-// What one process knows of a FileStore's log, and its way to extend it. Shared by the clones of one handle.
+// What one process has read of a FileStore's log, and its way to extend it. Shared by clones of one handle.
 //
 // Thread safety: the three calls at the top may come from any thread; everything the callbacks they are given
 // may call is marked so, and runs under the replica's mutex.
@@ -82,7 +82,7 @@ class FileReplica {
   const pid_t owner_;
 
   base::Mutex mutex_;
-  base::ConditionVariable changed_;  // this process wrote: its waiters need not finish their nap
+  base::ConditionVariable changed_;  // this process wrote: its waiters need not finish their pause
   std::uint64_t position_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // where the last whole record we know ends
   std::unordered_map<std::string, Bytes> values_ LOCKSTEP_GUARDED_BY(mutex_);
   // Never holds an empty queue.

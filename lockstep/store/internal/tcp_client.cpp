@@ -92,7 +92,7 @@ TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Dead
 
 TcpClient TcpClient::connect_to_any(std::span<const net::Address> addresses, const TcpTarget& target,
                                     Deadline deadline) {
-  // Whoever says nothing at one address must not keep the client from the next.
+  // A server that does not answer at one address must not keep the client from the next.
   constexpr Milliseconds kShare{5'000};
   std::optional<Failure> telling;
   for (std::size_t i = 0; i < addresses.size(); ++i) {
@@ -103,7 +103,7 @@ TcpClient TcpClient::connect_to_any(std::span<const net::Address> addresses, con
     try {
       return connect_once(addresses[i], target, until);
     } catch (const DistNetworkError& error) {
-      // What somebody did there tells more than that nobody was.
+      // A refusal, or a connection that was lost, explains more than that nothing answered.
       const auto weight = [](const Failure& failure) {
         return failure.kind == ErrorKind::kUsage ? 2 : failure.kind == ErrorKind::kPeerLost ? 1 : 0;
       };

@@ -80,7 +80,7 @@ class TcpClient {
   std::string read_text(Deadline deadline);
 
   // The status byte of a request that waits. At the deadline the wait is taken back: kCanceled, unless the
-  // answer was on its way. Call done() after the rest of the reply. A wait that lasts says waiting().
+  // answer was on its way. Call done() after the rest of the reply. A slow wait logs waiting().
   Status wait_for_status(Deadline deadline, const std::function<std::string()>& waiting);
   void done(Deadline deadline);
 

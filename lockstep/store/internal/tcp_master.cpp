@@ -43,7 +43,7 @@ net::Listener adopt(const TcpStoreOptions& options) {
   return listener;
 }
 
-// Both loopback addresses, one port: clients try either first, and whoever held the other could speak to
+// Both loopback addresses, one port: clients try either first, and whoever held the other could answer
 // them. A machine may lack one family; a port that somebody has on one of the two is an error.
 std::vector<net::Listener> listen_localhost(std::uint16_t port) {
   std::vector<net::Listener> all;

@@ -27,7 +27,7 @@ class TcpServer {
   // Of the first listener.
   const net::Address& address() const;
   bool has_secret(const std::optional<JobSecret>& secret) const;
-  // Waits until `n` users have joined or the deadline; returns how many have. The loop tells; nobody polls.
+  // Waits until `n` users have joined or the deadline; returns how many have. The loop notifies.
   std::int64_t wait_joined(std::int64_t n, Deadline deadline);
 
  private:

@@ -108,7 +108,7 @@ bool TcpSession::go_on() {
   return good && keep({});
 }
 
-// Adds to the input and puts its size on the quota's account. The buffer grows with what has come, never by
+// Adds to the input and counts its size against the quota. The buffer grows with what has come, never by
 // what was announced.
 bool TcpSession::keep(std::span<const std::uint8_t> rest) {
   if (rest.size() > shared_.quota.left()) return fail("the store's quota is used up");

@@ -1,4 +1,4 @@
-// Memory for what arrives: aligned to cache lines, shared by the blobs that lie in it.
+// Memory for what arrives: aligned to cache lines, shared by the blobs that are in it.
 #pragma once
 
 #include <cstdint>

@@ -10,8 +10,8 @@
 namespace lockstep::transport::internal {
 namespace {
 
-// One block of another's heap, given back when the last of its views goes, which may be after the transport
-// went. A forked child has a copy of it and gives nothing back: the block is its parent's. release: every
+// One block of another's heap, given back when the last of its views ends, which may be after the transport
+// has. A forked child has a copy of it and gives nothing back: the block is its parent's. release: every
 // read of the block comes before it, and the sender, which acquires, may reuse the memory.
 class Loan {
  public:
@@ -173,7 +173,7 @@ void take_back_record(MessageHeap& heap, std::span<const std::uint8_t> record) {
     const auto part = value_at<RecordPart>(record.data() + sizeof(RecordHead) + i * sizeof(RecordPart));
     const std::uint64_t offset = part.offset & ~kInHeap;
     if (offset == part.offset || !is_payload(offset, part.n_bytes, *heap.mapping())) continue;
-    // The record that lies there refers to no further one.
+    // The record there refers to no further one.
     if (head.elsewhere == 1 && part.n_bytes >= kMinRecord &&
         heap.at(offset)[offsetof(RecordHead, elsewhere)] == 0) {
       take_back_record(heap, {heap.at(offset), part.n_bytes});

@@ -49,7 +49,7 @@ void ShmIncoming::on_ready(std::uint32_t) noexcept {
     receive();
   } catch (const Error&) {
     const std::string bad = slot_ ? state_.slots.broken(*slot_) : std::string();
-    // Of a stranger nobody wants to know how its process ended, which may be worth a wait.
+    // Only of a peer: how its process ended may take a wait to find out; for a stranger it is not done.
     over(bad.empty() ? local_end(process_, left_ || !peer_) : base::cat("it sent ", bad));
   } catch (const std::exception& error) {
     over(error.what());

@@ -114,7 +114,7 @@ void ShmOutgoing::flush() {
   try {
     if (!unsent_.empty()) introduce();
   } catch (const Error&) {
-    return;  // the socket has ended, which on_ready() is told and which may be followed by a reconnect
+    return;  // the socket has ended, which on_ready() is notified of and which may be followed by a reconnect
   }
   if (!open_) return;
   for (const bool asked : {false, true}) {

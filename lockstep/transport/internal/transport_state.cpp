@@ -131,7 +131,7 @@ void TransportState::lose(const std::shared_ptr<Peer>& peer, const std::string& 
     peer->out = nullptr;
     count_queue(*peer);
     peer->lost = LostPeer{.rank = peer->id, .pid = peer->endpoint.pid, .cause = cause};
-    // The program has taken it off already and does not want to hear of it.
+    // The program has removed it already and expects no event of it.
     if (peer->removed) return;
   }
   deliver({.what = Event::What::kLost, .from = peer->id, .cause = cause});
