@@ -1,6 +1,6 @@
 // Plans: who copies, reduces, signals and waits, and in which order, when a collective goes through the
-// staging areas. A plan is a pure function of the call and the rank; the runner in internal/operation.cpp
-// executes it, and plan_test.cpp executes it alone, under random interleavings.
+// staging areas. A plan is a pure function of the call and the rank; internal/operation_staged.cpp executes
+// it, and plan_test.cpp executes it alone, under random interleavings.
 //
 // Terms. The buffer is processed in rounds, and the part of one round is cut into one slice per rank. The
 // staging areas exist twice, and rounds use them alternately (parity). A rank publishes a phase with kSignal;

@@ -1,5 +1,5 @@
-// The two sides of a meeting, and what both use. Rank 0 runs the server's side, every other rank the client's;
-// the drawing of what they exchange is in meeting.h.
+// The two sides of a meeting, and what both use. Rank 0 runs the server's side, every other rank the
+// client's; meeting.h draws what they exchange.
 // Thread safety: each call uses only its arguments and the SegmentTable.
 #pragma once
 
