@@ -84,6 +84,12 @@ class TcpSession final : private TcpWaiter {
 
   enum class Checked : bool { kNo, kYes };
 
+  // Output and held-back input a connection may have before the server stops reading from it. kInputKept is
+  // also what an idle connection keeps of its buffers.
+  static constexpr std::size_t kHighWater = 1 << 20;
+  static constexpr std::size_t kInputKept = 64 << 10;
+
+  // tcp_session.cpp
   bool run(std::span<const std::uint8_t> bytes, std::size_t& consumed);
   bool shake_hands(std::span<const std::uint8_t>& bytes);
   bool take_hello();
@@ -93,6 +99,7 @@ class TcpSession final : private TcpWaiter {
   void account(std::size_t n_bytes);
   bool fail(std::string why);
 
+  // tcp_session_requests.cpp
   bool execute();
   bool execute_wait();
   bool execute_get();
