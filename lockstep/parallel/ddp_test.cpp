@@ -3,112 +3,23 @@
 #include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
-#include <torch/serialize.h>
 
-#include <sstream>
-
-#include "lockstep/base/detail/text.h"
 #include "lockstep/collective/comm_debug.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/hooks.h"
 #include "lockstep/dtensor/dtensor.h"
-#include "lockstep/group/group_testing.h"
 #include "lockstep/join/join.h"
-#include "lockstep/optim/in_backward.h"
 #include "lockstep/optim/zero_redundancy_optimizer.h"
-#include "lockstep/parallel/parallelize.h"
-#include "lockstep/parallel/prepare.h"
-#include "lockstep/parallel/state_dict.h"
+#include "lockstep/parallel/ddp_testing.h"
 
 namespace lockstep {
 namespace {
 
-using testing::world;
+using namespace testing;
 using torch::optim::Adam;
 using torch::optim::AdamOptions;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
-
-at::Tensor numbers(at::IntArrayRef sizes, double shift = 0) {
-  return (at::arange(c10::multiply_integers(sizes), at::kFloat) * 0.37 + shift).sin().reshape(sizes);
-}
-at::Tensor whole(const at::Tensor& tensor) {
-  return is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor.detach();
-}
-
-struct BlockImpl : torch::nn::Module {
-  BlockImpl() {
-    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})));
-    up = register_module("up", torch::nn::Linear(8, 10));
-    down = register_module("down", torch::nn::Linear(10, 8));
-  }
-  at::Tensor forward(const at::Tensor& x) { return x + down(torch::gelu(up(norm(x)))); }
-  torch::nn::LayerNorm norm{nullptr};
-  torch::nn::Linear up{nullptr}, down{nullptr};
-};
-TORCH_MODULE(Block);
-
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    blocks = register_module("blocks", torch::nn::ModuleList(Block(), Block()));
-    head = register_module("head", torch::nn::Linear(8, 3));  // stays plain
-    for (auto& p : parameters()) p.detach().copy_(numbers(p.sizes(), p.numel()) * 0.4);
-  }
-  at::Tensor forward(at::Tensor x) {
-    x = prepare_inputs(*this, {x})[0];
-    for (const auto& block : *blocks) x = block->as<BlockImpl>()->forward(x);
-    return head(prepare_outputs(*this, {x})[0]);
-  }
-  torch::nn::ModuleList blocks;
-  torch::nn::Linear head{nullptr};
-};
-TORCH_MODULE(Net);
-
-const ParallelPlan& plan() {
-  static const ParallelPlan plan{{"blocks.*.up", ColwiseParallel()}, {"blocks.*.down", RowwiseParallel()}};
-  return plan;
-}
-
-at::Tensor batch(int step, int half) {
-  return numbers({6, 8}, step + 10 * half);
-}
-at::Tensor loss_of(const at::Tensor& y) {
-  return y.pow(2).mean();
-}
-constexpr int kSteps = 4;
-
-void expect_close(const at::Tensor& actual, const at::Tensor& expected, const std::string& what,
-                  double tolerance = 1e-5) {
-  ASSERT_TRUE(actual.defined()) << what;
-  ASSERT_EQ(whole(actual).sizes(), expected.sizes()) << what;
-  EXPECT_TRUE(at::allclose(whole(actual), expected.detach(), tolerance, tolerance))
-      << what << " differs by " << (whole(actual) - expected).abs().max().item<double>();
-}
-void expect_same_parameters(const torch::nn::Module& many, const torch::nn::Module& one,
-                            const std::string& what, double tolerance = 1e-5) {
-  for (const auto& item : one.named_parameters())
-    expect_close(many.named_parameters()[item.key()], item.value(), what + " " + item.key(), tolerance);
-}
-
-// Both halves of every batch in one process: what training over dp must give.
-template <class Optimizer, class Options>
-Net trained_alone(const Options& options, int n_steps = kSteps) {
-  Net net;
-  Optimizer optimizer(net->parameters(), options);
-  for (int step = 0; step < n_steps; ++step) {
-    optimizer.zero_grad();
-    loss_of(net(at::cat({batch(step, 0), batch(step, 1)}))).backward();
-    optimizer.step();
-  }
-  return net;
-}
-
-struct Fixture {
-  DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {.mesh_dim_names = {"dp", "tp"}});
-  int half = mesh.get_local_rank("dp");
-  Net net;
-  explicit Fixture(const ParallelPlan& chosen = plan()) { parallelize_module(*net, mesh["tp"], chosen); }
-};
 
 struct Variant {
   const char* name;
@@ -357,78 +268,6 @@ TEST(DdpOverTensorParallel, DelayedParametersMayBeSharded) {
   });
 }
 
-// ---- optimizers ----
-
-TEST(DdpOverTensorParallel, ZeroShardsTheStateOverDpOnceMore) {
-  const Net one = trained_alone<Adam>(AdamOptions(0.01), kSteps + 1);
-  for (const bool views : {false, true}) {
-    world(4, [&](int) {
-      Fixture setup;
-      const auto dp = setup.mesh["dp"];
-      auto model = DistributedDataParallel(setup.net, {.device_mesh = dp});
-      using Zero = ZeroRedundancyOptimizer<Adam>;
-      const ZeroOptions options{.group = dp.get_group(), .parameters_as_bucket_view = views};
-      auto optimizer = std::make_unique<Zero>(model->parameters(), AdamOptions(0.01), options);
-      for (int step = 0; step < kSteps + 1; ++step) {
-        optimizer->zero_grad();
-        loss_of(model->forward(batch(step, setup.half))).backward();
-        optimizer->step();
-        if (step != 1) continue;
-        // The state of all parameters on both ranks of dp, through bytes, into a new optimizer.
-        OptimizerStateDict state;
-        for (const int to : {0, 1}) {
-          optimizer->consolidate_state_dict(to);
-          if (to == setup.half) state = optimizer->state_dict();
-        }
-        optimizer = std::make_unique<Zero>(model->parameters(), AdamOptions(0.01), options);
-        optimizer->load_state_dict(state);
-      }
-      expect_same_parameters(*setup.net, *one, views ? "views" : "apart");
-      EXPECT_EQ(placements(setup.net->named_parameters()["blocks.0.up.weight"]), Placements{Shard(0)});
-    });
-  }
-}
-
-TEST(DdpOverTensorParallel, OptimizersThatStepInsideBackwardGetShardedGradients) {
-  const Net one = trained_alone<SGD>(SGDOptions(0.1));
-  world(4, [&](int) {
-    Fixture setup;
-    const auto inside = apply_optimizer_in_backward<SGD>(setup.net->parameters(), SGDOptions(0.1));
-    auto model = DistributedDataParallel(setup.net, {.device_mesh = setup.mesh["dp"]});
-    for (int step = 0; step < kSteps; ++step) loss_of(model->forward(batch(step, setup.half))).backward();
-    expect_same_parameters(*setup.net, *one, "in backward");
-  });
-  world(4, [&](int) {
-    Fixture setup;
-    const auto dp = setup.mesh["dp"];
-    auto model = DistributedDataParallel(setup.net, {.device_mesh = dp});
-    ZeroRedundancyOptimizer<SGD> zero(model->parameters(), SGDOptions(0.1),
-                                      {.group = dp.get_group(), .overlap_with_ddp = true});
-    model->overlap_optimizer(zero);
-    for (int step = 0; step < kSteps; ++step) {
-      model->zero_grad();
-      loss_of(model->forward(batch(step, setup.half))).backward();
-    }
-    expect_same_parameters(*setup.net, *one, "ZeRO in backward");
-  });
-}
-
-TEST(DdpOverTensorParallel, ClippingSeesTheNormOfTheWholeModel) {
-  world(4, [&](int) {
-    Fixture setup;
-    auto model = DistributedDataParallel(setup.net, {.device_mesh = setup.mesh["dp"]});
-    Net one;
-    loss_of(one(at::cat({batch(0, 0), batch(0, 1)}))).backward();
-    loss_of(model->forward(batch(0, setup.half))).backward();
-    const ImplicitReplicationScope scope;  // plain and sharded parameters in one norm
-    const double expected = torch::nn::utils::clip_grad_norm_(one->parameters(), 0.1);
-    const double norm = torch::nn::utils::clip_grad_norm_(model->parameters(), 0.1);
-    EXPECT_NEAR(norm, expected, 1e-5);
-    for (const auto& item : one->named_parameters())
-      expect_close(setup.net->named_parameters()[item.key()].grad(), item.value().grad(), item.key());
-  });
-}
-
 // A row of the mesh that is out of batches shadows the other: zeros into the sums, no tensor parallel pass.
 TEST(DdpOverTensorParallel, RowsOfTheMeshMayRunOutOfInput) {
   world(4, [&](int) {
@@ -497,99 +336,6 @@ TEST(DdpOverTensorParallel, AveragingDifferentPiecesIsRefused) {
         << zero;
     EXPECT_NE(zero.find(".group = mesh[\"dp\"].get_group()"), std::string::npos) << zero;
     EXPECT_EQ(scope.total(), 0) << scope.describe();
-  });
-}
-
-// ---- saving ----
-
-TEST(StateDicts, WholeTensorsFitAnyPlan) {
-  world(4, [](int) {
-    Fixture setup;
-    const Net one;
-    const auto state = full_state_dict(*setup.net);
-    EXPECT_EQ(state.size(), one->named_parameters().size());
-    for (const auto& item : state) {
-      EXPECT_FALSE(is_dtensor(item.value())) << item.key();
-      expect_close(item.value(), one->named_parameters()[item.key()], item.key());
-    }
-    Fixture other({{"blocks.*.up", RowwiseParallel{.input_layouts = Replicate()}}});
-    {
-      const c10::NoGradGuard no_grad;
-      for (auto& p : other.net->parameters()) p.zero_();
-    }
-    load_full_state_dict(*other.net, state);
-    expect_same_parameters(*other.net, *one, "another plan");
-    EXPECT_EQ(placements(other.net->named_parameters()["blocks.0.up.weight"]), Placements{Shard(1)});
-    EXPECT_TRUE(other.net->named_parameters()["blocks.0.up.weight"].requires_grad());
-  });
-}
-
-TEST(StateDicts, PiecesGoThroughAnArchiveOfEachRank) {
-  world(4, [](int) {
-    Fixture setup;
-    const Net one;
-    std::stringstream bytes;
-    {
-      torch::serialize::OutputArchive archive;
-      for (const auto& item : local_state_dict(*setup.net)) archive.write(item.key(), item.value());
-      archive.save_to(bytes);
-    }
-    const auto weight = setup.net->named_parameters()["blocks.0.up.weight"];
-    const auto version = weight._version();
-    {
-      const c10::NoGradGuard no_grad;
-      for (auto& p : setup.net->parameters()) p.zero_();
-    }
-    torch::serialize::InputArchive archive;
-    archive.load_from(bytes);
-    StateDict state;
-    for (const auto& item : setup.net->named_parameters()) {
-      at::Tensor piece;
-      archive.read(item.key(), piece);
-      state.insert(item.key(), piece);
-    }
-    EXPECT_EQ(state["blocks.0.up.weight"].size(0), 5);
-    load_local_state_dict(*setup.net, state);
-    expect_same_parameters(*setup.net, *one, "from pieces");
-    EXPECT_GT(weight._version(), version + 1);
-  });
-}
-
-TEST(StateDicts, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
-  world(4, [](int) {
-    Fixture setup;
-    const Net one;
-    auto state = full_state_dict(*setup.net);
-    for (auto& item : state) item.value() = item.value() * 2;
-    const auto refused = [&](const StateDict& given, const std::string& why, auto load) {
-      try {
-        load(given);
-        ADD_FAILURE() << "accepted: " << why;
-      } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-        EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
-      }
-    };
-    const auto full = [&](const StateDict& given) { load_full_state_dict(*setup.net, given); };
-    StateDict more(state), fewer;
-    more.insert("extra", at::zeros({1}));
-    for (const auto& item : state) {
-      if (item.key() != "head.bias") fewer.insert(item.key(), item.value());
-    }
-    refused(more, "the module has no \"extra\"", full);
-    refused(fewer, "the dict has no \"head.bias\"", full);
-    refused(state, "\"blocks.0.up.weight\" has sizes [10, 8] in the dict, [5, 8] in the module",
-            [&](const StateDict& given) { load_local_state_dict(*setup.net, given); });
-    expect_same_parameters(*setup.net, *one, "unchanged");
-  });
-}
-
-// Nothing is written instead of an empty file.
-TEST(StateDicts, TorchSaveOfADTensorRaises) {
-  world(2, [](int) {
-    const auto x = distribute_tensor(numbers({4, 2}), init_device_mesh("cpu", {2}), {Shard(0)});
-    std::stringstream bytes;
-    EXPECT_THROW(torch::save(x, bytes), c10::Error);
   });
 }
 
