@@ -1,113 +1,26 @@
-// A TcpStore's server against clients that are broken, slow or mean no good: they lose their connection,
-// everybody else's store goes on. Talks to the server in raw bytes.
-#include <fcntl.h>
+// The requests of a TcpStore's server in raw bytes. In whatever pieces they arrive, they are answered in
+// order; a sender of anything else, or of more than the limits allow, loses its connection, and everybody
+// else's store goes on.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
-#include <fstream>
 #include <future>
 #include <random>
 #include <thread>
 
 #include "lockstep/base/bytes.h"
-#include "lockstep/base/call_testing.h"
 #include "lockstep/base/detail/byte_io.h"
-#include "lockstep/base/detail/fd.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/long_testing.h"
-#include "lockstep/net/handshake.h"
-#include "lockstep/net/sealed.h"
 #include "lockstep/net/socket.h"
-#include "lockstep/store/internal/tcp_protocol.h"
 #include "lockstep/store/internal/uv_view.h"
+#include "lockstep/store/tcp_server_testing.h"
 #include "lockstep/store/tcp_store.h"
 
 namespace lockstep {
 namespace {
 
-using call_testing::patience;
-
-using internal::Query;
-
-const std::string kServerHost = "127.0.0.1";
-
-base::ByteWriter request(Query query) {
-  base::ByteWriter writer;
-  writer.put(query);
-  return writer;
-}
-
-Bytes validation() {
-  return request(Query::kValidate).put(internal::kValidationMagic).take();
-}
-
-std::uint64_t resident_bytes() {
-  std::ifstream in("/proc/self/statm");
-  std::uint64_t pages = 0;
-  in >> pages >> pages;
-  return pages * 4096;
-}
-
-class TcpServerTest : public testing::Test {
- protected:
-  void start(TcpStoreOptions options = {}) {
-    options.port = 0;
-    options.is_master = true;
-    store_ = TcpStore::open(kServerHost, options);
-  }
-
-  net::Socket connect() { return net::Socket::connect(kServerHost, store_->port(), patience()); }
-  net::Socket connect_validated() {
-    net::Socket socket = connect();
-    socket.write_all(validation(), patience());
-    return socket;
-  }
-  static void send(net::Socket& socket, const base::ByteWriter& bytes) {
-    socket.write_all(bytes.view(), patience());
-  }
-
-  // Returns when the server has accepted the connection and executed what was sent.
-  static void ping(net::Socket& socket) {
-    send(socket, request(Query::kPing).put(std::uint32_t{5}));
-    Bytes pong(4);
-    socket.read_exact(pong, patience());
-    EXPECT_EQ(base::ByteReader(pong).get<std::uint32_t>(), 5u);
-  }
-
-  // Reads until the server closes; fails the test when it does not.
-  static Bytes read_to_end(net::Socket& socket) {
-    Bytes all;
-    Bytes part(4096);
-    try {
-      for (;;) {
-        const std::size_t n = socket.read_some(part, patience());
-        all.insert(all.end(), part.begin(), part.begin() + static_cast<std::ptrdiff_t>(n));
-      }
-    } catch (const DistNetworkError& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kPeerLost) << error.what();
-    }
-    return all;
-  }
-
-  void expect_closed(const base::ByteWriter& bytes) {
-    net::Socket socket = connect_validated();
-    try {
-      socket.write_all(bytes.view(), patience());
-    } catch (const DistNetworkError&) {
-      // Closed before it had read everything.
-    }
-    EXPECT_TRUE(read_to_end(socket).empty());
-    expect_alive();
-  }
-
-  void expect_alive() {
-    const std::int64_t n = store_->add("alive", 1);
-    EXPECT_EQ(store_->add("alive", 1), n + 1);
-  }
-
-  std::unique_ptr<TcpStore> store_;
-};
+using namespace tcp_server_testing;
 
 TEST_F(TcpServerTest, RequestsMayBePipelinedAndAreAnsweredInOrder) {
   start();
@@ -218,7 +131,7 @@ TEST_F(TcpServerTest, TheSecondOfTwoWaitersSleepsOnWhileTheFirstTakesTheEntry) {
   second.read_exact(byte, patience());
 }
 
-// ---- garbage ----
+// ---- garbage, and more than is allowed ----
 
 TEST_F(TcpServerTest, AConnectionThatDoesNotValidateIsClosedAndAffectsNoOther) {
   start();
@@ -326,131 +239,6 @@ TEST_F(TcpServerTest, AThousandGarbageConnectionsDisturbNoClient) {
   EXPECT_LT(resident_bytes(), before + (64 << 20));
 }
 
-// ---- peers that do nothing, or vanish ----
-
-TEST_F(TcpServerTest, AConnectionThatSaysNothingIsClosedInTime) {
-  start({.limits = {.validate_timeout = Milliseconds(40)}});
-  net::Socket mute = connect();
-  net::Socket half = connect();
-  half.write_all(Bytes{0, 0xCE}, patience());
-  EXPECT_TRUE(read_to_end(mute).empty());
-  EXPECT_TRUE(read_to_end(half).empty());
-  expect_alive();
-}
-
-TEST_F(TcpServerTest, ManyMuteConnectionsDoNotKeepOthersOut) {
-  start();
-  std::vector<net::Socket> mute;
-  for (int i = 0; i < 200; ++i) mute.push_back(connect());
-  EXPECT_EQ(TcpStore::open(kServerHost, {.port = store_->port()})->add("n", 1), 1);
-}
-
-TEST_F(TcpServerTest, StrangersWhoSayNothingMakeWayForOthersTheOldestFirst) {
-  start({.limits = {.strangers = 4}});
-  std::vector<net::Socket> mute;
-  for (int i = 0; i < 12; ++i) mute.push_back(connect());
-  EXPECT_TRUE(read_to_end(mute[0]).empty());
-  EXPECT_TRUE(read_to_end(mute[7]).empty()) << "only the last four are left";
-  EXPECT_EQ(TcpStore::open(kServerHost, {.port = store_->port()})->add("n", 1), 1);
-  expect_alive();
-}
-
-TEST_F(TcpServerTest, WhoFloodsTheDoorPushesOutHisOwnConnectionsAndNotASlowClientFromElsewhere) {
-  start({.limits = {.strangers = 4}});
-  base::Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const auto elsewhere = *net::Address::parse("127.0.0.2", 0),
-             there = *net::Address::parse(kServerHost, store_->port());
-  ASSERT_EQ(::bind(fd.get(), elsewhere.get(), elsewhere.length()), 0);
-  ASSERT_EQ(::connect(fd.get(), there.get(), there.length()), 0);
-  net::Socket slow(std::move(fd));
-  std::vector<net::Socket> mute;
-  for (int i = 0; i < 12; ++i) mute.push_back(connect());
-  for (const std::size_t i : {0u, 7u}) EXPECT_TRUE(read_to_end(mute[i]).empty());
-  slow.write_all(validation(), patience());
-  ping(slow);
-}
-
-TEST_F(TcpServerTest, ManyWhoComeAtOnceAreAllServedThoughPlacesForStrangersAreFew) {
-  start({.limits = {.strangers = 4}});
-  std::vector<net::Socket> sockets;
-  for (int i = 0; i < 100; ++i) sockets.push_back(connect_validated());
-  for (auto& socket : sockets) ping(socket);
-}
-
-TEST_F(TcpServerTest, TooManyConnectionsAreTurnedAwayAndTheFirstOnesStay) {
-  start({.limits = {.connections = 4}});
-  std::vector<net::Socket> sockets;
-  for (int i = 0; i < 3; ++i) sockets.push_back(connect_validated());
-  net::Socket late = connect();
-  EXPECT_TRUE(read_to_end(late).empty());
-  expect_alive();
-}
-
-TEST_F(TcpServerTest, AClientThatDoesNotReadStopsOnlyItself) {
-  start();
-  store_->set("large", Bytes(1 << 20));
-  const std::uint64_t before = resident_bytes();
-  net::Socket greedy = connect_validated();
-  base::ByteWriter all;
-  constexpr int kReplies = long_testing::kUnderTsan ? 150 : 500;
-  for (int i = 0; i < kReplies; ++i) all.put(Query::kGet).sized("/large");
-  send(greedy, all);
-  expect_alive();
-  EXPECT_LT(resident_bytes(), before + (64 << 20)) << kReplies << " MiB of replies were asked for";
-  Bytes reply(8 + (1 << 20));
-  for (int i = 0; i < kReplies; ++i) greedy.read_exact(reply, patience());
-}
-
-TEST_F(TcpServerTest, AVanishedWaiterIsForgottenAndTakesNoEntry) {
-  start();
-  {
-    net::Socket ours = connect_validated();
-    net::Socket torchs = connect_validated();
-    for (net::Socket* socket : {&ours, &torchs}) ping(*socket);
-    send(ours, request(Query::kQueuePopWait).sized("/q"));
-    send(torchs, request(Query::kWait).put(std::uint64_t{1}).sized("/q"));
-    for (int i = 0; i < 3; ++i) store_->queue_len("q");
-  }
-  // The server sees their end before this: it serves its connections in the order they have news.
-  for (int i = 0; i < 3; ++i) store_->queue_len("q");
-  store_->queue_push("q", to_bytes("entry"));
-  EXPECT_EQ(to_text(store_->try_queue_pop("q").value()), "entry");
-  expect_alive();
-}
-
-// Both waiters lose their connections: none of them sleeps beside a queue that is not empty.
-TEST_F(TcpServerTest, AnEntryThatFitsInNoReplyStaysInItsQueue) {
-  start({.limits = {.reply_bytes = 100 << 10}});
-  store_->queue_push("q", Bytes(200 << 10));
-  for (const Query query : {Query::kQueuePop, Query::kQueuePopWait}) {
-    expect_closed(request(query).sized("/q"));
-    EXPECT_EQ(store_->queue_len("q"), 1);
-  }
-  net::Socket first = connect_validated(), second = connect_validated();
-  for (net::Socket* socket : {&first, &second}) {
-    send(*socket, request(Query::kQueuePopWait).sized("/later"));
-    for (int i = 0; i < 3; ++i) store_->queue_len("later");  // time to arrive
-  }
-  store_->queue_push("later", Bytes(200 << 10));
-  EXPECT_TRUE(read_to_end(first).empty());
-  EXPECT_TRUE(read_to_end(second).empty());
-  EXPECT_EQ(store_->queue_len("later"), 1);
-}
-
-TEST_F(TcpServerTest, ACrashOfOneClientAmidAValueLeavesTheOldValue) {
-  start();
-  store_->set("key", "old");
-  {
-    net::Socket socket = connect_validated();
-    base::ByteWriter half;
-    send(socket, half.put(Query::kSet).sized("/key").put(std::uint64_t{1 << 20}).raw(Bytes(1000)));
-    const linger at_once{.l_onoff = 1, .l_linger = 0};
-    ::setsockopt(socket.fd(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);  // reset, as kill -9 may
-  }
-  expect_alive();
-  EXPECT_EQ(to_text(store_->get("key")), "old");
-}
-
 TEST_F(TcpServerTest, TorchsAddToAValueThatIsNotANumberClosesThatConnectionOnly) {
   start();
   store_->set("text", "forty-one");
@@ -469,101 +257,6 @@ TEST_F(TcpServerTest, ABufferForLibuvKeepsAllBitsOfItsLength) {
   std::uint8_t byte = 0;
   const std::size_t five_gib = std::size_t{5} << 30;  // never touched
   EXPECT_EQ(internal::uv_view({&byte, five_gib}).len, five_gib);
-}
-
-// ---- the secret ----
-
-class TcpServerSecretTest : public TcpServerTest {
- protected:
-  TcpServerSecretTest() { start({.secret = secret_}); }
-  net::Binding dialled() const {
-    return {.purpose = net::Purpose::kStoreTcp,
-            .address = net::Address::parse(kServerHost, store_->port())->canonical()};
-  }
-  const JobSecret secret_ = JobSecret::mint();
-};
-
-TEST_F(TcpServerSecretTest, NoRequestIsAcceptedBeforeTheHandshake) {
-  net::Socket socket = connect();
-  base::ByteWriter bytes;
-  bytes.raw(validation()).put(Query::kSet).sized("/key").sized("value").put(Query::kPing).put(1u);
-  send(socket, bytes);
-  EXPECT_TRUE(read_to_end(socket).empty());
-  EXPECT_FALSE(store_->check(std::vector<std::string>{"key"}));
-}
-
-TEST_F(TcpServerSecretTest, AnythingButTheRightProofIsClosedWithoutAnAnswer) {
-  net::Proof reflected{};
-  for (const bool reflect : {false, true}) {
-    net::Socket socket = connect();
-    const net::HandshakeClient client(JobSecret::mint(), dialled());
-    socket.write_all(client.hello(), patience());
-    net::Challenge challenge;
-    socket.read_exact(challenge, patience());
-    if (reflect) std::copy_n(challenge.begin() + net::kNonceBytes, net::kProofBytes, reflected.begin());
-    base::ByteWriter bytes;
-    bytes.raw(reflected).raw(validation()).put(Query::kPing).put(1u);
-    send(socket, bytes);
-    EXPECT_TRUE(read_to_end(socket).empty());
-  }
-  expect_alive();
-}
-
-TEST_F(TcpServerSecretTest, AReplayedConversationIsRefused) {
-  // What an eavesdropper saw of a good client.
-  net::HandshakeClient client(secret_, dialled());
-  net::Challenge challenge;
-  base::ByteWriter heard;
-  {
-    net::Socket socket = connect();
-    socket.write_all(client.hello(), patience());
-    socket.read_exact(challenge, patience());
-    const auto proof = client.answer(challenge);
-    ASSERT_TRUE(proof);
-    base::ByteWriter requests;
-    requests.raw(validation()).put(Query::kSet).sized("/key").sized("once").put(Query::kPing).put(5u);
-    Bytes sealed;
-    net::Sealer(client.keys().client).seal(requests.view(), sealed);
-    heard.raw(client.hello()).raw(*proof).raw(sealed);
-    base::ByteWriter rest;
-    send(socket, rest.raw(*proof).raw(sealed));
-    Bytes pong(net::kRecordHead + 4 + net::kRecordTag);
-    socket.read_exact(pong, patience());
-    std::span<const std::uint8_t> record(pong);
-    const auto plain = net::Opener(client.keys().server).next(record);
-    ASSERT_TRUE(plain) << "the first time it was good";
-    ASSERT_EQ(base::ByteReader(*plain).get<std::uint32_t>(), 5u);
-  }
-  net::Socket replay = connect();
-  send(replay, heard);
-  EXPECT_EQ(read_to_end(replay).size(), sizeof(net::Challenge))
-      << "a challenge, and nothing after the old proof";
-  expect_alive();
-}
-
-TEST_F(TcpServerSecretTest, UnsealedDataAfterTheProofIsRejected) {
-  net::Socket socket = connect();
-  net::HandshakeClient client(secret_, dialled());
-  net::Challenge challenge;
-  socket.write_all(client.hello(), patience());
-  socket.read_exact(challenge, patience());
-  base::ByteWriter clear;
-  clear.raw(*client.answer(challenge)).raw(validation()).put(Query::kSet).sized("/key").sized("value");
-  send(socket, clear);
-  EXPECT_TRUE(read_to_end(socket).empty());
-  EXPECT_FALSE(store_->check(std::vector<std::string>{"key"}));
-}
-
-TEST_F(TcpServerSecretTest, AProofForAnotherPurposeIsRefused) {
-  net::Socket socket = connect();
-  net::Binding transport = dialled();
-  transport.purpose = net::Purpose::kTransportTcp;
-  transport.server = "token";
-  net::HandshakeClient client(secret_, transport);
-  net::Challenge challenge;
-  socket.write_all(client.hello(), patience());
-  socket.read_exact(challenge, patience());
-  EXPECT_FALSE(client.answer(challenge)) << "and the transport does not take it for one of its own";
 }
 
 }  // namespace
