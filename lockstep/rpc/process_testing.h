@@ -15,6 +15,7 @@
 #include <functional>
 #include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
@@ -42,6 +43,28 @@ inline std::int64_t now_ns() {
 // A failed check in a child must end it: GoogleTest's own would stay there unseen.
 inline void require(bool condition, const std::string& what) {
   if (!condition) base::raise(ErrorKind::kInternal, "not so: " + what);
+}
+
+// In a child: waits for an event; raises when it does not come.
+inline void await(const std::function<bool()>& holds) {
+  const Deadline deadline = Deadline::after(Milliseconds(60'000));
+  while (!holds()) {
+    require(!deadline.expired(), "what was waited for");
+    std::this_thread::sleep_for(Milliseconds(1));
+  }
+}
+
+[[noreturn]] inline void wait_for_death() {
+  for (;;) std::this_thread::sleep_for(Milliseconds(1000));
+}
+
+inline void expect_gone(const std::function<void()>& use) {
+  try {
+    use();
+    require(false, "what a dead worker had is lost");
+  } catch (const Error& error) {
+    require(error.kind() == ErrorKind::kPeerLost, error.what());
+  }
 }
 
 struct ChildrenOptions {
