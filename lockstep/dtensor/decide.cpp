@@ -209,6 +209,7 @@ std::unique_ptr<const Decision> decide(const OpCall& call) {
     decision->redistributes = decision->redistributes || layout != call.inputs()[i].layout;
     decision->inputs.push_back(layout);
     decision->pieces_differ = decision->pieces_differ || cuts_unequally(*layout, call.inputs()[i].sizes);
+    decision->pieces_of_one = decision->pieces_of_one || cuts_to_one(*layout, call.inputs()[i].sizes);
   }
   // raw_results is what the operator's local results are; where the rule finishes them, their partials are
   // reduced at once.

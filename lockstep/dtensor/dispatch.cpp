@@ -226,7 +226,7 @@ class Kernel final : public c10::OperatorKernel {
     if (call.op().is_transpose && !call.inputs()[0].plain) style = meta_of(*call.inputs()[0].tensor).style();
     const auto sizes = result_sizes(call, decision, r, local);
     auto result = wrap(local, sizes, call.mesh(), decision.results[r], lost_base, {}, std::move(style));
-    if (decision.pieces_differ) {
+    if (decision.pieces_differ || (decision.pieces_of_one && lies_as_input(call, decision))) {
       result.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, agreed_strides(call, decision, r, sizes));
     }
     return result;

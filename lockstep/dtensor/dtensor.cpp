@@ -1,5 +1,6 @@
 #include "lockstep/dtensor/dtensor.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -7,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
@@ -195,6 +197,14 @@ at::Tensor send_from(const at::Tensor& tensor, const Layout& layout, int src) {
   return local;
 }
 
+// This rank's piece of its own tensor, copied. Dimensions lie in memory in the order of `strides`, which those
+// of a small piece do not tell.
+at::Tensor own_piece(const at::Tensor& tensor, const Layout& layout, at::IntArrayRef strides) {
+  const auto piece = slice_for(tensor, layout);
+  const bool by_rows = std::ranges::is_sorted(strides, std::ranges::greater());
+  return by_rows ? copy_piece(piece, *layout.mesh) : piece.clone();
+}
+
 }  // namespace
 
 bool is_dtensor(const at::Tensor& tensor) {
@@ -237,9 +247,13 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, P
   install_kernels();
   const auto* layout = context->layout(placements);
   const c10::AutoGradMode no_grad(false);
+  // What was sent is contiguous, however the tensors of the ranks lie. Otherwise the strides are those of a copy
+  // in one process.
+  const auto strides = at::infer_dense_strides(tensor.sizes(), tensor.strides());
   auto local = options.src_data_rank ? send_from(tensor.detach(), *layout, *options.src_data_rank)
-                                     : copy_piece(slice_for(tensor.detach(), *layout), *context);
+                                     : own_piece(tensor.detach(), *layout, strides);
   auto result = wrap(std::move(local), tensor.sizes(), context, layout);
+  if (!options.src_data_rank) result.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), strides);
   if (cuts_rows(result) && result.is_floating_point())
     result = with_style(result, {.kind = OperandStyle::Kind::kTable});
   result.set_requires_grad(tensor.requires_grad());

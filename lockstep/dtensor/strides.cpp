@@ -70,6 +70,19 @@ bool cuts_unequally(const Layout& layout, at::IntArrayRef sizes) {
   return false;
 }
 
+bool cuts_to_one(const Layout& layout, at::IntArrayRef sizes) {
+  const auto& mesh = *layout.mesh;
+  const auto piece = local_sizes(sizes.vec(), layout.placements, mesh.shape(), mesh.coordinate());
+  for (std::size_t d = 0; d < piece.size(); ++d) {
+    if (piece[d] <= 1 && sizes[d] > 1) return true;
+  }
+  return false;
+}
+
+bool lies_as_input(const OpCall& call, const Decision& decision) {
+  return decision.elementwise || (call.op().is_view && call.op().rule && call.op().rule->letters);
+}
+
 Sizes agreed_strides(const OpCall& call, const Decision& decision, std::size_t r, at::IntArrayRef sizes) {
   const Sizes contiguous(sizes.size(), 1);
   if (call.op().is_view && call.op().rule && call.op().rule->letters) {

@@ -148,6 +148,7 @@ at::Tensor with_style(const at::Tensor& dtensor, OperandStyle style) {
   const auto& meta = meta_of(dtensor);
   auto result = dtensor_internal::wrap(meta.local(), dtensor.sizes(), meta.mesh(), meta.layout(), false, {},
                                        std::make_shared<const OperandStyle>(std::move(style)));
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(dtensor.sizes(), dtensor.strides());
   result.set_requires_grad(dtensor.requires_grad());
   return result;
 }

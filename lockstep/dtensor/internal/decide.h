@@ -26,8 +26,9 @@ struct Decision {
     int dim = 0;
   };
   std::vector<std::vector<Source>> sources;
-  // Ranks work on pieces of different sizes: see strides.h.
+  // Ranks work on pieces of different sizes, or on pieces of one element along a dimension: see strides.h.
   bool pieces_differ = false;
+  bool pieces_of_one = false;
   bool elementwise = false;
   // Of operators that are given their result's sizes: the sizes of the whole, and those of this rank's piece.
   Sizes result_sizes;

@@ -18,7 +18,7 @@ at::Tensor redistribute_local(const at::Tensor& local, at::IntArrayRef sizes, co
 // Uninitialised memory for a rank's piece. Large ones are where the other ranks of the host reach them, when
 // a group of the mesh has such memory: redistributions then read them without a copy by the kernel.
 at::Tensor empty_piece(at::IntArrayRef sizes, const at::TensorOptions& options, const MeshContext& mesh);
-// A copy of `view` in such memory. Keeps the order of dimensions of a dense tensor.
+// A contiguous copy of `view` in such memory.
 at::Tensor copy_piece(const at::Tensor& view, const MeshContext& mesh);
 
 // This rank's piece of a whole tensor, a view of it.

@@ -12,6 +12,13 @@ namespace lockstep::dtensor_internal {
 
 // Whether `layout` cuts a tensor of these sizes into pieces of different sizes.
 bool cuts_unequally(const Layout& layout, at::IntArrayRef sizes);
+// Whether a piece has one element along a dimension of which the whole has more: its strides say nothing about
+// that dimension, on any rank.
+bool cuts_to_one(const Layout& layout, at::IntArrayRef sizes);
+
+// Whether agreed_strides knows those of one process: the results of views and of elementwise operators lie as
+// their input does.
+bool lies_as_input(const OpCall& call, const Decision& decision);
 
 // Of result `r` of the call, of `sizes`.
 Sizes agreed_strides(const OpCall& call, const Decision& decision, std::size_t r, at::IntArrayRef sizes);
