@@ -267,11 +267,11 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
   if (is_sharded(local))
     base::raise(ErrorKind::kUsage, base::cat(kName, ": the tensor is a DTensor already, ", describe(local)));
   const auto context = MeshContext::of(mesh, kName, placements);
+  if (options.run_check) check_locals(kName, *context, local, placements, options);
   placements = checked_placements(kName, *context, local.dim(), std::move(placements));
   auto sizes = global_sizes(kName, *context, local, placements, options);
   // Before wrap(): the first operator on the new tensor must find a kernel.
   install_kernels();
-  if (options.run_check) check_locals(kName, *context, local, placements);
   const auto* layout = context->layout(placements);
   auto result = recorded(local) ? FromLocal::apply(local, context, layout, sizes)
                                 : wrap(local.detach(), sizes, context, layout);

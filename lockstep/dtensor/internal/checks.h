@@ -16,8 +16,10 @@ void refuse_partial(const char* function, const Placements& placements);
 // The sizes of the whole of which `local` is a piece.
 Sizes global_sizes(const char* function, const MeshContext& mesh, const at::Tensor& local,
                    const Placements& placements, const FromLocalOptions& options);
-// Collective: sizes and types of all ranks agree, and replicas get the values of the first rank.
+// Collective: types, sizes and the options of all ranks fit, and replicas get the values of the first rank.
+// All ranks raise the same kUsage, which names the rank at fault, or none does: so it comes before every check
+// of what ranks may have given differently. `placements` as given to the function.
 void check_locals(const char* function, const MeshContext& mesh, const at::Tensor& local,
-                  const Placements& placements);
+                  const Placements& placements, const FromLocalOptions& options);
 
 }  // namespace lockstep::dtensor_internal
