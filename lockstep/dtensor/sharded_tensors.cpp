@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "lockstep/dtensor/dtensor.h"
 #include "lockstep/dtensor/internal/meta.h"
-#include "lockstep/dtensor/internal/redistribute.h"
 #include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep::dtensor_internal {
@@ -27,12 +27,11 @@ class DTensors final : public internal::ShardedTensors {
   }
 
   at::Tensor placed_as(const at::Tensor& gradient, const at::Tensor& parameter) const override {
-    const Layout* const wanted = meta_of(parameter).layout();
-    if (!dtensor_internal::is_sharded(gradient)) return as_gradient(parameter, slice_for(gradient, *wanted));
-    const Meta& meta = meta_of(gradient);
-    if (meta.layout() == wanted) return gradient;
-    return as_gradient(parameter,
-                       redistribute_local(meta.local(), gradient.sizes(), *meta.layout(), *wanted));
+    const Meta& meta = meta_of(parameter);
+    const at::Tensor sharded =
+        dtensor_internal::is_sharded(gradient) ? gradient : from_local(gradient, meta.mesh()->mesh());
+    if (meta_of(sharded).layout() == meta.layout()) return sharded;
+    return redistribute(sharded, meta.layout()->placements);
   }
 
   // Owners at two levels: tensors that share a Meta, and local tensors on the same memory. Known are the two

@@ -14,6 +14,7 @@
 #include "lockstep/dtensor/detail/operand_style.h"
 #include "lockstep/dtensor/dtensor.h"
 #include "lockstep/parallel/internal/module_layouts.h"
+#include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep {
 namespace {
@@ -196,9 +197,7 @@ void place_gradients(const at::Tensor& parameter) {
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   parameter.register_hook([weak = Weak(parameter.getIntrusivePtr())](const at::Tensor& gradient) {
     const at::Tensor owner(weak.lock());
-    if (!owner.defined() || !is_dtensor(owner) || !is_dtensor(gradient)) return gradient;
-    const auto& wanted = placements(owner);
-    return placements(gradient) == wanted ? gradient : redistribute(gradient, wanted);
+    return owner.defined() ? internal::placed_as(gradient, owner) : gradient;
   });
 }
 

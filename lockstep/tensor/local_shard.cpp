@@ -33,6 +33,10 @@ at::Tensor with_local_shard(const at::Tensor& like, at::Tensor local) {
   return has_shards(like) ? sharded_tensors()->with_local(like, std::move(local)) : local;
 }
 
+at::Tensor placed_as(const at::Tensor& gradient, const at::Tensor& parameter) {
+  return has_shards(parameter) ? sharded_tensors()->placed_as(gradient, parameter) : gradient;
+}
+
 at::Tensor gradient_of_shard(const at::Tensor& parameter, at::Tensor local) {
   if (!local.defined() || !has_shards(parameter)) return local;
   return sharded_tensors()->as_gradient(parameter, std::move(local));
@@ -41,7 +45,7 @@ at::Tensor gradient_of_shard(const at::Tensor& parameter, at::Tensor local) {
 at::Tensor ShardGradients::get(const at::Tensor& parameter) const {
   at::Tensor gradient = whole_->get(parameter);
   if (!gradient.defined() || !has_shards(parameter)) return gradient;
-  at::Tensor placed = sharded_tensors()->placed_as(gradient, parameter);
+  at::Tensor placed = placed_as(gradient, parameter);
   if (!placed.is_same(gradient)) whole_->set(parameter, placed);
   return sharded_tensors()->local(placed);
 }

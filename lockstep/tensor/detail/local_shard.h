@@ -29,7 +29,7 @@ class ShardedTensors {
   // The same for a gradient, which has no style.
   virtual at::Tensor as_gradient(const at::Tensor& parameter, at::Tensor local) const = 0;
   // `gradient` placed as `parameter` is; `gradient` itself where it is so already, otherwise collective over
-  // the parameter's mesh. A plain gradient counts as a replica.
+  // the parameter's mesh. A plain gradient counts as a replica. Differentiable.
   virtual at::Tensor placed_as(const at::Tensor& gradient, const at::Tensor& parameter) const = 0;
   // `local` is the piece of `sharded`, and nothing but that handle, `sharded` and `other`, which may be
   // undefined, refers to it.
@@ -53,6 +53,8 @@ at::Tensor local_shard(const at::Tensor& tensor);
 std::vector<at::Tensor> local_shards(const std::vector<at::Tensor>& tensors);
 // As ShardedTensors::with_local; `local` itself where `like` is plain.
 at::Tensor with_local_shard(const at::Tensor& like, at::Tensor local);
+// As ShardedTensors::placed_as; `gradient` itself where the parameter is plain.
+at::Tensor placed_as(const at::Tensor& gradient, const at::Tensor& parameter);
 // As ShardedTensors::as_gradient; `local` itself where the parameter is plain or `local` undefined.
 at::Tensor gradient_of_shard(const at::Tensor& parameter, at::Tensor local);
 
