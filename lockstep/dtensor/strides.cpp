@@ -91,7 +91,7 @@ Sizes agreed_strides(const OpCall& call, const Decision& decision, std::size_t r
   if (r == 0 && decision.result_strides.size() == sizes.size()) return decision.result_strides;
   const auto* model = model_of_result(call, sizes);
   if (!model || !decision.elementwise) return dense(sizes, contiguous);
-  const auto strides = model->tensor.strides();
+  const auto strides = model->tensor->strides();
   return dense(sizes, strides.vec());
 }
 
