@@ -37,12 +37,12 @@ struct DistributeOptions {
 };
 // A leaf that requires a gradient where `tensor` does. `placements`: one per mesh dimension; none given: all
 // Replicate. Partial(op) cannot be distributed to. A DTensor is returned as it is when mesh and placements
-// are its own, refused otherwise.
+// are its own, refused otherwise. What was sent is contiguous, otherwise strides are those of a copy.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements = {},
                              DistributeOptions options = {});
 
 struct FromLocalOptions {
-  // Compares sizes and types over the ranks, and broadcasts the values of replicas from the first rank.
+  // Compares types and sizes: all ranks raise alike, naming the rank. Replicas get the first rank's values.
   bool run_check = false;
   // Of the whole tensor; both or neither. Neither: pieces of one size, and the strides of the local tensor.
   std::optional<std::vector<std::int64_t>> shape{};
@@ -78,7 +78,7 @@ at::Tensor redistribute(const at::Tensor& dtensor, Placements placements, Redist
 // The whole, as a plain tensor, on every rank. Differentiable, as redistribute to Replicate and to_local.
 at::Tensor full_tensor(const at::Tensor& dtensor);
 
-// "DTensor float [8, 6] on mesh cpu [2] (tp), [Shard(0)], local [4, 6]"; for plain tensors type and sizes.
+// "DTensor Float [8, 6] on mesh cpu [2] (tp), [Shard(0)], local [4, 6]"; for plain tensors type and sizes.
 std::string describe(const at::Tensor& tensor);
 
 // While one lives, plain tensors beside DTensors count as replicas, on this thread. They must be equal on all

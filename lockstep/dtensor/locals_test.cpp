@@ -1,4 +1,4 @@
-// Pieces in and out: whose values a tensor gets, what from_local compares, gradients through to_local, strides.
+// Pieces in and out: whose values a tensor gets, what from_local compares, to_local's gradients, strides.
 #include <gtest/gtest.h>
 
 #include "lockstep/base/detail/text.h"
@@ -72,8 +72,7 @@ TEST(DistributeTensor, SendsTheValuesOfTheRankThatItIsTold) {
         // The rank at [1, 1] of the mesh: `src` along each dimension.
         const auto x = distribute_tensor(values(rank), mesh, {a, b}, {.src_data_rank = 1});
         expect_whole(x, values(3), describe(x));
-        expect_whole(to_local(x),
-                     to_local(distribute_tensor(values(3), mesh, {a, b}, {.src_data_rank = {}})),
+        expect_whole(to_local(x), to_local(distribute_tensor(values(3), mesh, {a, b}, {.src_data_rank = {}})),
                      describe(x));
       }
     }
@@ -97,8 +96,8 @@ TEST(DistributeTensor, CutsItsOwnPieceAndSendsNothingWithoutASourceRank) {
   });
 }
 
-// Over three ranks the pieces of four and of two differ in size, and some have one row: their own strides do not
-// tell in which order the dimensions lie.
+// Over three ranks the pieces of four and of two differ in size, and some have one row: their own strides do
+// not tell in which order the dimensions lie.
 TEST(Strides, AreThoseOfOneProcess) {
   for (const int n : {2, 3}) {
     world(n, [n](int rank) {
@@ -142,8 +141,8 @@ TEST(Strides, OfATensorThatWasSentAreContiguousOnAllRanks) {
   });
 }
 
-// What every rank of a mesh raises when `local` is what it passes: the same text on all of them, and no rank is
-// left waiting.
+// What every rank of a mesh raises when `local` is what it passes: the same text on all of them, and no rank
+// is left waiting.
 void expect_all_raise(const DeviceMesh& mesh, const at::Tensor& local, const Placements& placements,
                       FromLocalOptions options, std::initializer_list<std::string> parts) {
   options.run_check = true;
@@ -170,8 +169,9 @@ TEST(FromLocal, AWrongPieceOnOneRankIsSaidByAllRanksWithTheRankInTheText) {
     checked.run_check = true;
     EXPECT_EQ(from_local(piece(0), mesh, cut, checked).sizes(), at::IntArrayRef({5, 3}));
     for (const int r : {0, 2, 3}) {
-      expect_all_raise(mesh, piece(bad(r) ? 1 : 0), cut, shape,
-                       {"from_local: shape [5, 3] with [Shard(0), Shard(1)]", base::cat("rank ", r, ", at [")});
+      expect_all_raise(
+          mesh, piece(bad(r) ? 1 : 0), cut, shape,
+          {"from_local: shape [5, 3] with [Shard(0), Shard(1)]", base::cat("rank ", r, ", at [")});
     }
     // The number of dimensions, which the placements are checked against before anything else.
     expect_all_raise(mesh, bad(3) ? waves({2}) : piece(0), cut, shape, {"rank 3, at [1, 1] of the mesh"});
@@ -182,7 +182,8 @@ TEST(FromLocal, AWrongPieceOnOneRankIsSaidByAllRanksWithTheRankInTheText) {
     // What they say about the whole.
     const FromLocalOptions taller{.shape = {{6, 3}}, .stride = {{3, 1}}};
     expect_all_raise(mesh, waves({3, 2}), cut, bad(1) ? taller : shape, {"rank 1, at [0, 1] of the mesh"});
-    expect_all_raise(mesh, piece(0), cut, bad(2) ? FromLocalOptions{} : shape, {"rank 2, at [1, 0] of the mesh"});
+    expect_all_raise(mesh, piece(0), cut, bad(2) ? FromLocalOptions{} : shape,
+                     {"rank 2, at [1, 0] of the mesh"});
     // And the mesh still works.
     expect_whole(distribute_tensor(waves({5, 3}), mesh, cut), waves({5, 3}), "afterwards");
   });

@@ -6,26 +6,16 @@
 
 #include "lockstep/base/detail/text.h"
 #include "lockstep/collective/comm_debug.h"
-#include "lockstep/dtensor/dtensor.h"
+#include "lockstep/dtensor/dtensor_testing.h"
 #include "lockstep/dtensor/factories.h"
 #include "lockstep/dtensor/random.h"
-#include "lockstep/group/group_testing.h"
 
 namespace lockstep {
 namespace {
 
+using testing::expect_whole;
+using testing::waves;
 using testing::world;
-
-void expect_close(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
-  const auto whole = is_dtensor(actual) ? full_tensor(actual.detach()) : actual.detach();
-  ASSERT_EQ(whole.sizes(), expected.sizes()) << what;
-  EXPECT_TRUE(at::allclose(whole, expected.detach(), 1e-4, 1e-5))
-      << what << " differs by " << (whole - expected).abs().max();
-}
-
-at::Tensor waves(at::IntArrayRef sizes, double shift = 0) {
-  return (at::arange(c10::multiply_integers(sizes), at::kFloat) * 0.37 + shift).sin().reshape(sizes);
-}
 
 struct MlpImpl : torch::nn::Module {
   MlpImpl() {
@@ -71,7 +61,7 @@ TEST(Modules, AnMlpSplitByColumnsAndRowsTrainsAsInOneProcess) {
           b->zero_grad();
           auto loss = one(x).pow(2).mean();
           auto sharded = many(distribute_tensor(x, mesh)).pow(2).mean();
-          expect_close(sharded, loss, "loss");
+          expect_whole(sharded, loss, "loss");
           loss.backward();
           sharded.backward();
           const auto norm = torch::nn::utils::clip_grad_norm_(one->parameters(), 0.5);
@@ -80,7 +70,7 @@ TEST(Modules, AnMlpSplitByColumnsAndRowsTrainsAsInOneProcess) {
           b->step();
         }
         for (std::size_t i = 0; i < one->parameters().size(); ++i) {
-          expect_close(many->parameters()[i], one->parameters()[i], base::cat("parameter ", i));
+          expect_whole(many->parameters()[i], one->parameters()[i], base::cat("parameter ", i));
           EXPECT_TRUE(is_dtensor(many->parameters()[i]));
         }
       }
@@ -149,10 +139,10 @@ TEST(Modules, AnAttentionBlockSplitByHeadsIsThatOfOneProcess) {
       shard(many->out->bias, mesh, Replicate());
       const auto sharded = at::cross_entropy_loss(many(distribute_tensor(tokens, mesh)).view({12, 10}),
                                                   distribute_tensor(targets, mesh));
-      expect_close(sharded, loss, "loss");
+      expect_whole(sharded, loss, "loss");
       sharded.backward();
       for (const auto& item : one->named_parameters()) {
-        expect_close(many->named_parameters()[item.key()].grad(), item.value().grad(), item.key());
+        expect_whole(many->named_parameters()[item.key()].grad(), item.value().grad(), item.key());
       }
     }
   });
@@ -186,8 +176,8 @@ TEST(Modules, DropoutInAttentionIsThatOfOneProcess) {
     const auto y = at::scaled_dot_product_attention(x, x, x, {}, 0.25, true);
     y.pow(2).sum().backward();
     EXPECT_EQ(scope.describe(), "none");
-    expect_close(y, expected, "result");
-    expect_close(x.grad(), one.grad(), "gradient");
+    expect_whole(y, expected, "result");
+    expect_whole(x.grad(), one.grad(), "gradient");
   });
 }
 
@@ -198,20 +188,20 @@ TEST(Modules, DropoutIsThatOfOneProcess) {
     const auto mask = at::empty({5, 4}).bernoulli_(0.75, plain).div_(0.75);
     manual_seed(5, mesh);
     const auto x = distribute_tensor(waves({5, 4}), mesh, {Shard(0)});
-    expect_close(at::dropout(x, 0.25, true), waves({5, 4}) * mask, "dropout");
+    expect_whole(at::dropout(x, 0.25, true), waves({5, 4}) * mask, "dropout");
     // What CUDA's dropout is.
     const auto leaf = distribute_tensor(waves({5, 4}), mesh, {Shard(0)}).requires_grad_();
     manual_seed(5, mesh);
     std::get<0>(at::native_dropout(leaf, 0.25, true)).sum().backward();
-    expect_close(leaf.grad(), mask, "gradient of native_dropout");
+    expect_whole(leaf.grad(), mask, "gradient of native_dropout");
     const auto part = from_local(waves({5, 4}) / 2, mesh, {Partial()});
     for (const auto& input : {x, part}) {
       manual_seed(5, mesh);
       const auto [result, kept] = at::native_dropout(input, 0.25, true);
-      expect_close(result, waves({5, 4}) * mask, "native_dropout");
-      expect_close(kept, mask > 0, "mask");
+      expect_whole(result, waves({5, 4}) * mask, "native_dropout");
+      expect_whole(kept, mask > 0, "mask");
     }
-    expect_close(std::get<0>(at::native_dropout(x, 0.25, false)), waves({5, 4}), "not in training");
+    expect_whole(std::get<0>(at::native_dropout(x, 0.25, false)), waves({5, 4}), "not in training");
   });
 }
 
@@ -219,13 +209,13 @@ TEST(Factories, MakeWhatTheirNamesSay) {
   world(3, [](int) {
     const auto mesh = init_device_mesh("cpu", {3});
     for (const auto& layout : {Placements{}, Placements{Shard(0)}, Placements{Shard(1)}}) {
-      expect_close(dtensor::zeros({5, 4}, mesh, layout), at::zeros({5, 4}), "zeros");
-      expect_close(dtensor::ones({5, 4}, mesh, layout), at::ones({5, 4}), "ones");
-      expect_close(dtensor::full({5, 4}, 2.5, mesh, layout), at::full({5, 4}, 2.5), "full");
+      expect_whole(dtensor::zeros({5, 4}, mesh, layout), at::zeros({5, 4}), "zeros");
+      expect_whole(dtensor::ones({5, 4}, mesh, layout), at::ones({5, 4}), "ones");
+      expect_whole(dtensor::full({5, 4}, 2.5, mesh, layout), at::full({5, 4}, 2.5), "full");
       EXPECT_EQ(dtensor::empty({5, 4}, mesh, layout, at::kLong).scalar_type(), at::kLong);
       const auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
       manual_seed(3, mesh);
-      expect_close(dtensor::randn({5, 4}, mesh, layout), at::randn({5, 4}, generator), "randn");
+      expect_whole(dtensor::randn({5, 4}, mesh, layout), at::randn({5, 4}, generator), "randn");
       EXPECT_TRUE(dtensor::rand({5, 4}, mesh, layout, at::requires_grad()).requires_grad());
     }
   });

@@ -1,5 +1,5 @@
-// Random numbers on meshes of one to three dimensions: those of one process, whatever the placements, also where
-// pieces differ in size or are empty.
+// Random numbers on meshes of one to three dimensions: those of one process, whatever the placements, also
+// where pieces differ in size or are empty.
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 #include <torch/nn/init.h>
@@ -17,8 +17,8 @@ using testing::waves;
 using testing::world;
 
 constexpr std::uint64_t kSeed = 11;
-// Over 2, 4 and 8 ranks: pieces of 3 and 2, of 2 and 1, and empty ones. 35 elements: more than the 16 at which
-// normal_ draws in another order.
+// Over 2, 4 and 8 ranks: pieces of 3 and 2, of 2 and 1, and empty ones. 35 elements: more than the 16 at
+// which normal_ draws in another order.
 const std::vector<std::int64_t> kUneven{5, 7};
 
 struct Draws {
@@ -73,9 +73,9 @@ void expect_one_process(const std::vector<std::int64_t>& shape, const std::vecto
     for (const auto& layout : layouts) {
       manual_seed(kSeed, mesh);
       const CommDebugScope scope;
-      const auto draws = draw(
-          [&](const at::Tensor& t) { return distribute_tensor(t, mesh, layout, {.src_data_rank = {}}); },
-          [&] { return dtensor::randn(kUneven, mesh, layout); });
+      const auto draws =
+          draw([&](const at::Tensor& t) { return distribute_tensor(t, mesh, layout, {.src_data_rank = {}}); },
+               [&] { return dtensor::randn(kUneven, mesh, layout); });
       // One: bernoulli reads the probabilities of the whole.
       EXPECT_LE(scope.total(), static_cast<std::int64_t>(layout.size())) << scope.describe();
       expect_same(draws, expected, to_string(layout));

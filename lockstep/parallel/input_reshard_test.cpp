@@ -7,23 +7,19 @@
 
 #include "lockstep/base/detail/text.h"
 #include "lockstep/collective/comm_debug.h"
-#include "lockstep/dtensor/dtensor.h"
+#include "lockstep/dtensor/dtensor_testing.h"
 #include "lockstep/dtensor/random.h"
-#include "lockstep/group/group_testing.h"
 #include "lockstep/parallel/parallelize.h"
 #include "lockstep/parallel/transformer_testing.h"
 
 namespace lockstep {
 namespace {
 
+using testing::waves;
 using testing::world;
 
 constexpr std::int64_t kWidth = 16;
 constexpr std::int64_t kFloats = 2 * 8 * kWidth;  // of an activation [2, 8, kWidth]
-
-at::Tensor waves(at::IntArrayRef sizes) {
-  return (at::arange(c10::multiply_integers(sizes), at::kFloat) * 0.37).sin().reshape(sizes);
-}
 
 // What is between layers that are split: every rank computes all of it.
 struct BetweenImpl : torch::nn::Module {

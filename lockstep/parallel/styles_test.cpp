@@ -1,5 +1,5 @@
-// What styles promise beyond the plans of parallel_test.cpp: whose values parameters get, pairs of layers, and
-// every kind of module that works on split sequences.
+// What styles promise beyond the plans of parallel_test.cpp: whose values parameters get, pairs of layers,
+// and every kind of module that works on split sequences.
 #include "lockstep/parallel/styles.h"
 
 #include <gtest/gtest.h>
@@ -84,14 +84,14 @@ TEST(ParallelizeModule, WithoutASourceRankEveryRankCutsItsOwnAndSendsNothing) {
     EXPECT_EQ(scope.describe(), "none");
     const auto before = four_layers(rank);
     const auto weight = before->named_parameters()["0.weight"].detach();
-    expect_whole(to_local(mine->named_parameters()["0.weight"]).detach(),
-                 weight.narrow(0, 4 * rank, 4), "rows");
+    expect_whole(to_local(mine->named_parameters()["0.weight"]).detach(), weight.narrow(0, 4 * rank, 4),
+                 "rows");
     expect_whole(to_local(mine->named_parameters()["2.bias"]).detach(), before->named_parameters()["2.bias"],
                  "replica");
   });
 }
 
-// What a norm gives one process with the whole sequence: the result and the gradients of input and parameters.
+// What a norm gives one process with the whole sequence: the result, the gradients of input and parameters.
 // `make` makes it; five tokens over the ranks: pieces differ.
 template <class Make>
 void expect_norm_on_sequences(const Make& make, std::int64_t dim, std::size_t n_parameters) {
