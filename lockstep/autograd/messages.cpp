@@ -23,6 +23,12 @@ void PassHead::write(base::ByteWriter& writer) const {
   writer.put(context).put(pass).put(origin).put(flags).put(timeout_ms);
 }
 
+base::ByteWriter with_head(const PassHead& head) {
+  base::ByteWriter writer;
+  head.write(writer);
+  return writer;
+}
+
 PassHead PassHead::read(base::ByteReader& reader) {
   PassHead head;
   head.context = need(reader.get<std::uint64_t>());

@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/detail/byte_io.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/rpc/failure.h"
@@ -31,6 +33,15 @@ struct PassHead {
   // Raises kUsage for bytes that are none.
   static PassHead read(base::ByteReader& reader);
 };
+
+// A message that begins with it.
+base::ByteWriter with_head(const PassHead& head);
+
+// How the answer to a plan, and the report of a part, begin.
+inline constexpr std::uint8_t kOk = 0;
+inline constexpr std::uint8_t kFailed = 1;  // a NodeFailure follows
+// How long a failed pass waits for the others to have given up, so that the context can be used at once.
+inline constexpr Milliseconds kGiveUp{2000};
 
 // What went wrong, and on which worker. failure.message is the exception's own text.
 struct NodeFailure {
