@@ -1,5 +1,5 @@
 // The arithmetic: one pass that loads N inputs, reduces them in the order given and stores the result to M
-// outputs. Vectorised with Highway, the instruction set chosen at run time.
+// outputs; and copies of large buffers. Vectorised with Highway, the instruction set chosen at run time.
 //
 // Guarantees: the order of operands is the order of `sources`, so a result depends on nothing else; f16 and
 // bf16 are accumulated in f32 and rounded once, to nearest even; min and max propagate NaN as torch does. A
