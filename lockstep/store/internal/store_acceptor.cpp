@@ -49,8 +49,8 @@ void StoreAcceptor::open(uv_loop_t& loop) {
 
 void StoreAcceptor::close() {
   if (!std::exchange(open_, false)) return;
-  uv_close(reinterpret_cast<uv_handle_t*>(&poll_), nullptr);
-  uv_close(reinterpret_cast<uv_handle_t*>(&timer_), nullptr);
+  uv_close(as_handle(&poll_), nullptr);
+  uv_close(as_handle(&timer_), nullptr);
 }
 
 void StoreAcceptor::watch() {

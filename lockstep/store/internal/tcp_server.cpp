@@ -14,7 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/net/complaints.h"
-#include "lockstep/net/looks.h"
+#include "lockstep/store/internal/server_look.h"
 #include "lockstep/store/internal/store_acceptor.h"
 #include "lockstep/store/internal/tcp_session.h"
 #include "lockstep/store/internal/uv_view.h"
@@ -30,11 +30,6 @@ namespace {
 constexpr std::size_t kReadBytes = 64 << 10;
 constexpr std::size_t kOutputKept = 64 << 10;
 
-template <class T>
-uv_handle_t* as_handle(T* handle) {
-  return reinterpret_cast<uv_handle_t*>(handle);
-}
-
 // libuv closes descriptors with a bare system call, which ThreadSanitizer does not see: the next owner of the
 // same number would seem to race with this thread's reads.
 void announce_close([[maybe_unused]] const uv_handle_t* handle) {
@@ -43,10 +38,6 @@ void announce_close([[maybe_unused]] const uv_handle_t* handle) {
   if (uv_fileno(handle, &fd) == 0) __sanitizer_syscall_pre_impl_close(fd);
 #endif
 }
-
-// How long the loop looks for the next request before it sleeps, yielding its core in between: a client that
-// asks one thing after the other is answered without waking a core each time.
-constexpr std::chrono::microseconds kServerLook{50};
 
 }  // namespace
 
@@ -117,8 +108,8 @@ class TcpServer::Loop {
     check_uv(uv_loop_init(&loop_), "uv_loop_init");
     uv_async_init(&loop_, &stop_, [](uv_async_t* async) { static_cast<Loop*>(async->data)->close_all(); });
     uv_timer_init(&loop_, &timer_);
-    uv_idle_init(&loop_, &look_);
-    stop_.data = timer_.data = look_.data = this;
+    look_.open(loop_);
+    stop_.data = timer_.data = this;
     try {
       for (auto& listener : listeners) add_acceptor(std::move(listener), "");
       // A name that nobody can guess and bind first; clients learn it over TCP.
@@ -157,7 +148,7 @@ class TcpServer::Loop {
   void close_all() {
     uv_close(as_handle(&stop_), nullptr);
     uv_close(as_handle(&timer_), nullptr);
-    uv_close(as_handle(&look_), nullptr);
+    look_.close();
     for (StoreAcceptor& acceptor : acceptors_) acceptor.close();
     for (Connection& connection : connections_) close(connection);
   }
@@ -295,29 +286,13 @@ class TcpServer::Loop {
     if (n < 0) {
       loop.close(connection);
     } else {
-      loop.look_for_more();
+      loop.look_.after_request();
       const auto* bytes = reinterpret_cast<const std::uint8_t*>(buffer->base);
       loop.advance(connection, [&](TcpSession& session) {
         return session.feed({bytes, static_cast<std::size_t>(n)});
       });
     }
     loop.serve_woken();
-  }
-
-  void look_for_more() {
-    if (!may_look_) return;
-    const auto now = net::Looks::Clock::now();
-    if (!looks_.allowed(now)) return;
-    look_until_ = now + kServerLook;
-    if (uv_is_active(as_handle(&look_)) == 0) uv_idle_start(&look_, on_idle);
-  }
-
-  // While this is active the loop polls without sleeping.
-  static void on_idle(uv_idle_t* look) {
-    auto& loop = *static_cast<Loop*>(look->data);
-    auto now = net::Looks::Clock::now();
-    if (now < loop.look_until_) now = loop.looks_.yield(now);
-    if (now >= loop.look_until_ || !loop.looks_.allowed(now)) uv_idle_stop(look);
   }
 
   static void on_written(uv_write_t* request, int status) {
@@ -411,16 +386,13 @@ class TcpServer::Loop {
   uv_loop_t loop_{};
   uv_async_t stop_{};
   uv_timer_t timer_{};
-  uv_idle_t look_{};
   // The loop thread's alone.
   TcpShared shared_;
   std::list<StoreAcceptor> acceptors_;
   std::list<Connection> connections_;
   std::array<char, kReadBytes> buffer_;
-  const bool may_look_ = base::available_cores() > 1;
-  net::Looks looks_;
+  ServerLook look_;
   net::Complaints complaints_;
-  net::Looks::Clock::time_point look_until_{};
   base::Mutex mutex_;
   base::ConditionVariable grown_;
   std::int64_t joined_ LOCKSTEP_GUARDED_BY(mutex_) = 0;

@@ -1,4 +1,4 @@
-// Bytes as libuv wants them, and its errors as ours.
+// Bytes and handles as libuv wants them, and its errors as ours.
 #pragma once
 
 #include <uv.h>
@@ -18,6 +18,12 @@ inline uv_buf_t uv_view(std::span<std::uint8_t> bytes) {
   view.base = reinterpret_cast<char*>(bytes.data());
   view.len = bytes.size();
   return view;
+}
+
+// Every handle begins as a uv_handle_t.
+template <class T>
+uv_handle_t* as_handle(T* handle) {
+  return reinterpret_cast<uv_handle_t*>(handle);
 }
 
 // Raises kSystem for a libuv call of the store's server that failed.
