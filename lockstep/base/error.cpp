@@ -60,15 +60,30 @@ Failure system_failure(int code, std::string_view what, ErrorFamily family) {
           .family = family};
 }
 
+namespace {
+
+// What `make` gives; where there is no memory for its text, one that needs none.
+template <class Make>
+Failure or_short(ErrorKind kind, const Make& make) noexcept {
+  try {
+    return make();
+  } catch (...) {
+    return {.kind = kind, .message = "no memory"};
+  }
+}
+
+}  // namespace
+
 Failure current_failure() noexcept {
   try {
     throw;
   } catch (const Error& error) {
-    return error.failure();
+    return or_short(error.kind(), [&] { return error.failure(); });
   } catch (const std::exception& error) {
-    return {.kind = ErrorKind::kInternal, .message = error.what()};
+    return or_short(ErrorKind::kInternal,
+                    [&] { return Failure{.kind = ErrorKind::kInternal, .message = error.what()}; });
   } catch (...) {
-    return {.kind = ErrorKind::kInternal, .message = "an exception that is not a std::exception"};
+    return {.kind = ErrorKind::kInternal, .message = "not an exception"};
   }
 }
 

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <numeric>
 #include <string>
+#include <string_view>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/detail/raise.h"
@@ -174,7 +175,9 @@ void release(lockstep_handle* handle) {
 
 void last_error(lockstep_handle* handle, char* error, std::size_t capacity) {
   const auto status = test(handle);
-  put(error, capacity, status == LOCKSTEP_PENDING || status == LOCKSTEP_OK ? "" : handle->posted->error);
+  const bool failed = status != LOCKSTEP_PENDING && status != LOCKSTEP_OK;
+  // Not a string made of either: that may raise.
+  put(error, capacity, failed ? std::string_view(handle->posted->error) : std::string_view());
 }
 
 lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std::size_t capacity) {

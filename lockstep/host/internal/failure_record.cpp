@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <cstring>
+#include <string_view>
 
 #include "lockstep/engine/detail/table_calls.h"
 #include "lockstep/engine/engine.h"
@@ -12,7 +13,7 @@ namespace lockstep::comm::internal {
 namespace {
 
 template <std::size_t N>
-void put(char (&to)[N], const std::string& text) {
+void put(char (&to)[N], std::string_view text) {
   const std::size_t n = std::min(text.size(), N - 1);
   std::memcpy(to, text.data(), n);
   to[n] = '\0';
@@ -27,11 +28,11 @@ void write_failure_record(FailureRecord& record, const Failure& failure, int by_
   if (!record.state.compare_exchange_strong(empty, FailureRecord::kWriting)) return;
   record.status = status_of(failure.kind);
   record.by_rank = by_rank;
-  const LostPeer peer = failure.peer.value_or(LostPeer{});
-  record.peer_rank = peer.rank.value_or(-1);
-  record.peer_pid = peer.pid.value_or(-1);
+  // No copies: the failure may be that there is no memory.
+  record.peer_rank = failure.peer ? failure.peer->rank.value_or(-1) : -1;
+  record.peer_pid = failure.peer ? failure.peer->pid.value_or(-1) : -1;
   put(record.message, failure.message);
-  put(record.cause, peer.cause);
+  put(record.cause, failure.peer ? std::string_view(failure.peer->cause) : std::string_view());
   record.state.store(FailureRecord::kWritten, std::memory_order_release);
 }
 

@@ -62,6 +62,16 @@ Posted::Posted(const lockstep_op& op)
       done_context(op.done_context),
       deadline(Deadline::from_monotonic_ns(op.deadline_ns)) {}
 
+class HostCommunicator::Driving {
+ public:
+  explicit Driving(HostCommunicator& owner) : owner_(owner) {}
+  ~Driving() { owner_.stop_driving(); }
+  Driving(const Driving&) = delete;
+
+ private:
+  HostCommunicator& owner_;
+};
+
 // finish() waits for collectives and for point-to-point operations in the same way; what differs is behind
 // this interface. Tasks are on the stack of the driver and refer to an operation that outlives them.
 class HostCommunicator::Task {
@@ -155,14 +165,11 @@ HostCommunicator::HostCommunicator(const lockstep_comm_config& config, HostCommu
 HostCommunicator::~HostCommunicator() {
   if (!closed_.load()) leave(nullptr);
   service_->remove(*this);
-  const Failure destroyed{
-      .kind = ErrorKind::kAborted, .message = "the group was destroyed", .family = ErrorFamily::kBackend};
+  const std::optional<Failure> destroyed{
+      {.kind = ErrorKind::kAborted, .message = "the group was destroyed", .family = ErrorFamily::kBackend}};
   while (const auto posted = head()) complete(*posted, destroyed);
   matcher_.clear();
-  // head() has emptied queue_; it now holds the p2p operations that no driver has submitted yet.
-  new_p2p_.swap(queue_);
-  p2p_operations_.insert(p2p_operations_.end(), queue_.begin(), queue_.end());
-  queue_.clear();
+  p2p_operations_.splice(p2p_operations_.end(), new_p2p_);
   for (const auto& posted : p2p_operations_) complete(*posted, destroyed);
   service_->retire(std::move(members_));
 }
@@ -170,6 +177,7 @@ HostCommunicator::~HostCommunicator() {
 std::optional<Failure> HostCommunicator::run(const lockstep_op& op) {
   if (is_p2p(op.kind)) return run_p2p(op);
   if (queued_.load(std::memory_order_acquire) == 0 && try_drive()) {
+    const Driving driving(*this);
     // Checked again with the driver flag: what is posted from now on runs after this operation, since the
     // worker and threads in wait() need the driver flag.
     if (queued_.load(std::memory_order_acquire) == 0) {
@@ -179,10 +187,8 @@ std::optional<Failure> HostCommunicator::run(const lockstep_op& op) {
       CollectiveTask task(*this, operation);
       finish(task, Deadline::never(), failure);  // the task has its own deadline
       if (failure) give_up(operation);
-      stop_driving();
       return failure;
     }
-    stop_driving();
   }
   return run_posted(op);
 }
@@ -202,22 +208,18 @@ std::optional<Failure> HostCommunicator::run_posted(lockstep_op op) {
 // the order in which operations were submitted.
 std::optional<Failure> HostCommunicator::run_p2p(const lockstep_op& op) {
   if (n_p2p_.load(std::memory_order_acquire) == 0 && try_drive()) {
-    std::optional<Failure> failure;
+    const Driving driving(*this);
     if (n_p2p_.load(std::memory_order_acquire) == 0) {
+      if (stopped()) return stopped_failure();
       P2pOperation p2p(op, p2p_bytes(op));
-      if (stopped()) {
-        failure = stopped_failure();
-      } else {
-        P2pTask task(*this, p2p);
-        matcher_.submit(p2p);
-        finish(task, Deadline::never(), failure);
-        // Broken or closed: no thread will move its bytes any more.
-        if (!p2p.over && !matcher_.withdraw(p2p)) matcher_.forget(p2p);
-      }
-      stop_driving();
+      P2pTask task(*this, p2p);
+      matcher_.submit(p2p);
+      std::optional<Failure> failure;
+      finish(task, Deadline::never(), failure);
+      // Broken or closed: no thread will move its bytes any more.
+      if (!p2p.over) matcher_.forget(p2p);
       return failure;
     }
-    stop_driving();
   }
   return run_posted(op);
 }
@@ -229,20 +231,20 @@ std::shared_ptr<Posted> HostCommunicator::post(const lockstep_op& op) {
   {
     const base::MutexLock lock(mutex_);
     const bool p2p = is_p2p(op.kind);
-    (p2p ? new_p2p_ : queue_).push_back(posted);
+    p2p ? new_p2p_.push_back(posted) : queue_.push_back(posted);
     // seq_cst: before this thread, or the worker it engages, tries to take the driver flag; see
     // stop_driving().
     (p2p ? n_p2p_ : queued_).fetch_add(1, std::memory_order_seq_cst);
   }
-  if (!is_p2p(op.kind) || !deliver_at_once(*posted)) service_->engage(*this);
+  if (!is_p2p(op.kind) || !deliver_at_once(posted)) service_->engage(*this);
   return posted;
 }
 
 // A short message needs no other thread: a send that finds a free slot, a receive of what has already
 // arrived. Only while it is the only point-to-point operation, so that no other one completes here, and
 // without a callback: the caller of post may hold locks that the callback takes.
-bool HostCommunicator::deliver_at_once(const Posted& posted) {
-  if (posted.done != nullptr || n_p2p_.load(std::memory_order_acquire) != 1 || !try_drive()) return false;
+bool HostCommunicator::deliver_at_once(const std::shared_ptr<Posted>& posted) {
+  if (posted->done != nullptr || n_p2p_.load(std::memory_order_acquire) != 1 || !try_drive()) return false;
   if (n_p2p_.load(std::memory_order_acquire) == 1) advance_p2p();
   driven_.store(false, std::memory_order_seq_cst);
   return !busy();
@@ -265,6 +267,7 @@ bool HostCommunicator::wait(Posted& posted, Deadline deadline) {
         continue;
       }
     }
+    const Driving driving(*this);
     // Collectives run in order: for one behind others, finish() waits for the head of the queue, and the loop
     // runs again.
     advance_p2p();
@@ -275,7 +278,7 @@ bool HostCommunicator::wait(Posted& posted, Deadline deadline) {
       // advance_p2p() completes it once it is over; here it is only waited for.
       const Outcome outcome = finish(task, std::min(deadline, posted.deadline), failure);
       if (outcome == Outcome::kFailed && !posted.p2p.over) {
-        if (!matcher_.withdraw(posted.p2p)) matcher_.forget(posted.p2p);
+        matcher_.forget(posted.p2p);
         posted.p2p.over = true;
         posted.p2p.failure = std::move(failure);
       }
@@ -283,9 +286,8 @@ bool HostCommunicator::wait(Posted& posted, Deadline deadline) {
     } else if (first && !over()) {
       CollectiveTask task(*this, first->operation);
       const Outcome outcome = finish(task, std::min(deadline, first->deadline), failure);
-      if (outcome != Outcome::kGaveUp) complete(*first, std::move(failure));
+      if (outcome != Outcome::kGaveUp) complete(*first, failure);
     }
-    stop_driving();
   }
   return true;
 }
@@ -309,7 +311,7 @@ std::shared_ptr<Posted> HostCommunicator::head() {
 // the status says that it is over; the error text is written before the status (release), which the owner of
 // the handle loads with acquire; the callback is last and runs under no lock. The caller's shared_ptr keeps
 // `posted` alive.
-void HostCommunicator::complete(Posted& posted, std::optional<Failure> failure) {
+void HostCommunicator::complete(Posted& posted, const std::optional<Failure>& failure) noexcept {
   if (is_p2p(posted.p2p.op.kind)) {
     n_p2p_.fetch_sub(1, std::memory_order_release);
   } else {
@@ -320,7 +322,11 @@ void HostCommunicator::complete(Posted& posted, std::optional<Failure> failure) 
       queued_.fetch_sub(1, std::memory_order_release);
     }
   }
-  if (failure) posted.error = std::move(failure->message);
+  try {
+    if (failure) posted.error = failure->message;
+  } catch (const std::bad_alloc&) {
+    posted.error = "no memory";  // short enough to need none
+  }
   perturb();
   posted.status.store(failure ? status_of(failure->kind) : LOCKSTEP_OK, std::memory_order_release);
   local::futex_wake_all(posted.status);
@@ -335,12 +341,12 @@ std::optional<Failure> HostCommunicator::advance_once(Operation& operation, Prog
   try {
     if (!operation.started()) operation.start(*members_, ++sequence_);
     progress = operation.advance(*members_, workspace_);
+    if (progress == Progress::kDone || progress == Progress::kBlocked) return std::nullopt;
+    return break_with(mismatch(operation, progress));
   } catch (...) {
     progress = Progress::kBlocked;
     return after_exception();
   }
-  if (progress == Progress::kDone || progress == Progress::kBlocked) return std::nullopt;
-  return break_with(mismatch(operation, progress));
 }
 
 // One wait, from the cheapest way to the most patient:
@@ -354,36 +360,31 @@ std::optional<Failure> HostCommunicator::advance_once(Operation& operation, Prog
 // change after that rings the doorbell, and the ticket makes sleep() return at once. `armed` is true between
 // announce() and retract(). Pre: driving. The driver flag is held throughout: nobody else can complete what
 // this thread waits for.
-HostCommunicator::Outcome HostCommunicator::finish(Task& task, Deadline until,
-                                                   std::optional<Failure>& failure) {
+HostCommunicator::Outcome HostCommunicator::wait_for(Task& task, Deadline until,
+                                                     std::optional<Failure>& failure, bool& armed) {
   constexpr int kNobody = -2;
   int spins = kLooks, yields = yields_, leaver = kNobody;
   std::int64_t spin_ns = spin_ns_, spin_until = 0;  // since the last progress; 0: the clock was not read yet
   std::uint64_t mark = task.mark();
   local::Doorbell& door = members_->doorbell(members_->rank());
   const bool beside = task.beside_queue();
-  bool armed = false;
   std::uint32_t ticket = 0;
   std::optional<base::SlowWait> slow;  // from the first sleep on
-  const auto end = [&](Outcome outcome) {
-    if (armed) local::retract(door);
-    return outcome;
-  };
   for (;;) {
-    if (task.advance(failure)) return end(failure ? Outcome::kFailed : Outcome::kDone);
+    if (task.advance(failure)) return failure ? Outcome::kFailed : Outcome::kDone;
     if (n_p2p_.load(std::memory_order_relaxed) != 0) advance_p2p();
     if (beside && queued_.load(std::memory_order_relaxed) != 0) advance_queue();
     if (mark != task.mark()) {
       mark = task.mark(), spins = kLooks, yields = yields_, leaver = kNobody;
       spin_ns = spin_ns_, spin_until = 0;
-      if (until.expired()) return end(Outcome::kGaveUp);
+      if (until.expired()) return Outcome::kGaveUp;
     }
     // A peer that had to be woken answers later than a usual wait lasts. If this rank slept meanwhile, the
     // peer would have to wake it in turn, and so on: two ranks that send each other to sleep at every step.
     if (members_->woke_someone()) spins = kLooks, spin_ns = spin_ns_ * kWakeFactor, spin_until = 0;
     if (stopped()) {
       failure = stopped_failure();
-      return end(Outcome::kFailed);
+      return Outcome::kFailed;
     }
     if (spins > 0) {
       relax();
@@ -402,9 +403,9 @@ HostCommunicator::Outcome HostCommunicator::finish(Task& task, Deadline until,
     } else {
       const bool left = leaver == task.peer();
       failure = left ? task.left() : task.late();
-      if (failure) return end(Outcome::kFailed);
+      if (failure) return Outcome::kFailed;
       if (left) continue;  // it had done its part before it left
-      if (until.expired()) return end(Outcome::kGaveUp);
+      if (until.expired()) return Outcome::kGaveUp;
       if (!slow) slow.emplace(task.deadline());
       slow->say_if_due([&] { return task.waiting(); });
       Deadline next = std::min(until, slow->next());
@@ -418,18 +419,45 @@ HostCommunicator::Outcome HostCommunicator::finish(Task& task, Deadline until,
   }
 }
 
-// A callback may post again: it adds to new_p2p_, which this call has emptied before, and cannot drive, since
-// the driver flag is taken. So the list changes only here, and an entry is erased before its callback runs.
+HostCommunicator::Outcome HostCommunicator::finish(Task& task, Deadline until,
+                                                   std::optional<Failure>& failure) {
+  bool armed = false;
+  Outcome outcome = Outcome::kFailed;
+  try {
+    outcome = wait_for(task, until, failure, armed);
+  } catch (...) {
+    failure = break_with(base::current_failure());
+  }
+  if (armed) local::retract(members_->doorbell(members_->rank()));
+  return outcome;
+}
+
 bool HostCommunicator::advance_p2p() {
-  std::deque<std::shared_ptr<Posted>> fresh;
+  Operations fresh;
   {
     const base::MutexLock lock(mutex_);
     fresh.swap(new_p2p_);
   }
-  for (auto& posted : fresh) {
-    p2p_operations_.push_back(posted);
-    matcher_.submit(posted->p2p);
+  submit(std::move(fresh));
+  return advance_p2p_operations();
+}
+
+// One that the matcher has no memory for fails alone: nobody has seen it.
+void HostCommunicator::submit(Operations fresh) {
+  for (const auto& posted : fresh) {
+    try {
+      matcher_.submit(posted->p2p);
+    } catch (...) {
+      posted->p2p.over = true;
+      posted->p2p.failure = base::current_failure();
+    }
   }
+  p2p_operations_.splice(p2p_operations_.end(), fresh);
+}
+
+// A callback may post again: it adds to new_p2p_ and cannot drive, since the driver flag is taken. So the list
+// changes only here and in submit(), and an entry is erased before its callback runs.
+bool HostCommunicator::advance_p2p_operations() {
   std::optional<Failure> failure;
   try {
     if (!stopped()) matcher_.advance();
@@ -461,7 +489,7 @@ std::shared_ptr<Posted> HostCommunicator::advance_queue() {
       if (!stopped()) return posted;
       failure = stopped_failure();
     }
-    complete(*posted, std::move(failure));
+    complete(*posted, failure);
   }
   return nullptr;
 }
@@ -480,7 +508,7 @@ std::shared_ptr<Posted> HostCommunicator::look_again() {
       failure = left_failure(stuck->operation);
     }
     if (!failure) return stuck;
-    complete(*stuck, std::move(failure));
+    complete(*stuck, failure);
     stuck = advance_queue();
   }
   return nullptr;
@@ -489,18 +517,24 @@ std::shared_ptr<Posted> HostCommunicator::look_again() {
 // The worker never waits here: what is blocked makes it sleep on the doorbell, together with the other
 // communicators. The driver flag is not given back by stop_driving(), which would wake the worker, this
 // thread, for operations that are merely blocked; what is posted meanwhile rings the doorbell itself
-// (engage).
+// (engage). Where there is no memory for a text, the broken group is looked at again at once: breaking it rings.
 Served::State HostCommunicator::serve(bool last_look, Deadline& until) {
   if (!busy()) return State::kIdle;
   if (!try_drive()) return State::kElsewhere;
-  bool stuck = advance_p2p();
-  if (last_look) {
-    if (stuck) end_late_p2p(until);
-    stuck = !p2p_operations_.empty();
-    stuck = look_again() != nullptr || stuck;
-    end_late_queue(until);
-  } else {
-    stuck = advance_queue() != nullptr || stuck;
+  bool stuck = true;
+  try {
+    stuck = advance_p2p();
+    if (last_look) {
+      if (stuck) end_late_p2p(until);
+      stuck = !p2p_operations_.empty();
+      stuck = look_again() != nullptr || stuck;
+      end_late_queue(until);
+    } else {
+      stuck = advance_queue() != nullptr || stuck;
+    }
+  } catch (...) {
+    break_with(base::current_failure());
+    stuck = true;
   }
   driven_.store(false, std::memory_order_seq_cst);
   return stuck ? State::kStuck : State::kIdle;

@@ -22,7 +22,8 @@
 // sleeps at once: it would take the core that it is meant to leave to the computation.
 //
 // Failure. The first one (failure_record.h) breaks the group permanently, on all ranks; only a point-to-point
-// operation that no peer has matched fails alone. Thread safety: all methods, any thread, except for the
+// operation that no peer has matched fails alone. A driver that finds no memory breaks the group as well: what
+// ends operations then needs none (complete(), break_with()), and the driver flag is given back in any case. Thread safety: all methods, any thread, except for the
 // destructor.
 #pragma once
 
@@ -93,19 +94,26 @@ class HostCommunicator final : private Served {
   // own are visible.
   bool try_drive() { return !driven_.exchange(true, std::memory_order_acquire); }
   void stop_driving();
+  class Driving;  // gives the driver flag back
   // Advances `task` until it is over, the group breaks or `until` passes; waits as a caller does. Pre:
   // driving.
   Outcome finish(Task& task, Deadline until, std::optional<Failure>& failure);
+  // The same, except that it may raise. `armed`: the doorbell is announced.
+  Outcome wait_for(Task& task, Deadline until, std::optional<Failure>& failure, bool& armed);
   std::optional<Failure> run_p2p(const lockstep_op& op);
   std::optional<Failure> run_posted(lockstep_op op);
   // True when nothing is left for the worker to do.
-  bool deliver_at_once(const Posted& posted);
+  bool deliver_at_once(const std::shared_ptr<Posted>& posted);
   // Advances the queue as far as it goes without waiting; returns the operation it is stuck at. Pre: driving.
   std::shared_ptr<Posted> advance_queue();
   std::optional<Failure> advance_once(Operation& operation, Progress& progress);
   // Takes in point-to-point operations posted since and advances all; true while some are under way. Pre:
   // driving.
   bool advance_p2p();
+  bool advance_p2p_operations();
+  using Operations = std::list<std::shared_ptr<Posted>>;
+  // Pre: driving.
+  void submit(Operations fresh);
   // Ends point-to-point operations whose time is up or whose peer has left; lowers `until` to the next
   // deadline. Pre: driving.
   void end_late_p2p(Deadline& until);
@@ -122,14 +130,14 @@ class HostCommunicator final : private Served {
   // before it left: advance once more, and give up with left_failure only when that changes nothing.
   bool has_left(int peer);
   Failure left_failure(const Operation& operation);
-  void give_up(Operation& operation);
-  std::optional<Failure> after_exception();
+  void give_up(Operation& operation) noexcept;
+  std::optional<Failure> after_exception() noexcept;
   Failure mismatch(const Operation& operation, Progress progress);
   bool stopped() const;
-  Failure stopped_failure();
-  Failure break_with(Failure failure);
+  Failure stopped_failure() noexcept;
+  Failure break_with(Failure failure) noexcept;
   std::shared_ptr<Posted> head();
-  void complete(Posted& posted, std::optional<Failure> failure);
+  void complete(Posted& posted, const std::optional<Failure>& failure) noexcept;
   std::shared_ptr<Posted> look_again();
   std::string context(const Operation& operation) const;
   std::string context(const P2pOperation& p2p) const;
@@ -165,11 +173,11 @@ class HostCommunicator final : private Served {
   std::uint64_t sequence_ = 0;
   Workspace workspace_;
   MessageMatcher matcher_;
-  std::list<std::shared_ptr<Posted>> p2p_operations_;  // in the matcher
+  Operations p2p_operations_;  // in the matcher
 
   base::Mutex mutex_;
   std::deque<std::shared_ptr<Posted>> queue_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::deque<std::shared_ptr<Posted>> new_p2p_ LOCKSTEP_GUARDED_BY(mutex_);
+  Operations new_p2p_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::comm::internal

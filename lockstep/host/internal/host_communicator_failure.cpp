@@ -18,13 +18,17 @@ namespace lockstep::comm::internal {
 
 // After a failure of this rank alone (it has left) the group is broken too: the others must not access this
 // rank's buffers for an operation that it has given up.
-void HostCommunicator::give_up(Operation& operation) {
+void HostCommunicator::give_up(Operation& operation) noexcept {
   if (operation.started() && members_->own().broken.load(std::memory_order_acquire) == 0) {
     const int me = members_->rank();
-    break_with({.kind = ErrorKind::kPeerLost,
-                .message = fmt::format("rank {} (pid {}) left the group in the middle of {}", me,
-                                       members_->pid(me), context(operation)),
-                .peer = LostPeer{me, members_->pid(me), "left the group"}});
+    try {
+      break_with({.kind = ErrorKind::kPeerLost,
+                  .message = fmt::format("rank {} (pid {}) left the group in the middle of {}", me,
+                                         members_->pid(me), context(operation)),
+                  .peer = LostPeer{me, members_->pid(me), "left the group"}});
+    } catch (...) {
+      break_with(base::current_failure());
+    }
   }
   operation.await_buffers_free(*members_);
 }
@@ -32,7 +36,7 @@ void HostCommunicator::give_up(Operation& operation) {
 // A copy that finds its owner gone knows less than the death watch will report in a moment: which rank, and
 // how it ended. Until then the operation is merely blocked. A rank that left in order is not watched, so it
 // is reported here.
-std::optional<Failure> HostCommunicator::after_exception() {
+std::optional<Failure> HostCommunicator::after_exception() noexcept {
   Failure failure = base::current_failure();
   if (failure.kind == ErrorKind::kPeerLost && failure.peer && failure.peer->pid) {
     const std::int64_t pid = *failure.peer->pid;
@@ -42,10 +46,15 @@ std::optional<Failure> HostCommunicator::after_exception() {
       if (!has_left(r)) return std::nullopt;
       leaver = r;
     }
-    if (leaver) {
-      failure.message = fmt::format("rank {} (pid {}) left the group and ended while rank {} still needed it",
-                                    *leaver, pid, members_->rank());
-      failure.peer = LostPeer{*leaver, pid, "left the group"};
+    try {
+      if (leaver) {
+        failure.message =
+            fmt::format("rank {} (pid {}) left the group and ended while rank {} still needed it", *leaver,
+                        pid, members_->rank());
+        failure.peer = LostPeer{*leaver, pid, "left the group"};
+      }
+    } catch (const std::bad_alloc&) {
+      // The text that it has must do.
     }
   }
   return break_with(std::move(failure));
@@ -79,14 +88,18 @@ bool HostCommunicator::stopped() const {
          closed_.load(std::memory_order_relaxed);
 }
 
-Failure HostCommunicator::stopped_failure() {
-  auto first = first_failure(*members_);
-  // What this rank broke by leaving is a lost peer for the others only.
-  const bool by_leaving = closed_.load() && first && first->peer && first->peer->rank == members_->rank();
-  if (first && !by_leaving) return *first;
-  return {.kind = ErrorKind::kAborted,
-          .message = "this rank has left the group",
-          .family = ErrorFamily::kBackend};
+Failure HostCommunicator::stopped_failure() noexcept {
+  try {
+    auto first = first_failure(*members_);
+    // What this rank broke by leaving is a lost peer for the others only.
+    const bool by_leaving = closed_.load() && first && first->peer && first->peer->rank == members_->rank();
+    if (first && !by_leaving) return std::move(*first);
+    return {.kind = ErrorKind::kAborted,
+            .message = "this rank has left the group",
+            .family = ErrorFamily::kBackend};
+  } catch (...) {
+    return base::current_failure();
+  }
 }
 
 bool HostCommunicator::has_left(int peer) {
@@ -256,10 +269,15 @@ std::string HostCommunicator::context(const P2pOperation& p2p) const {
 
 // The record decides what is reported, also to this caller: when two ranks fail at once, all of them name the
 // same first cause.
-Failure HostCommunicator::break_with(Failure failure) {
+Failure HostCommunicator::break_with(Failure failure) noexcept {
   failure.family = ErrorFamily::kBackend;
   break_group(*members_, failure);
-  return first_failure(*members_).value_or(failure);
+  try {
+    if (auto first = first_failure(*members_)) return std::move(*first);
+  } catch (const std::bad_alloc&) {
+    // The group is broken; this caller gets its own reason.
+  }
+  return failure;
 }
 
 std::optional<Failure> HostCommunicator::failure() {

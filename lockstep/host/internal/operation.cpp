@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <numeric>
 #include <string_view>
 
@@ -261,7 +262,7 @@ void Operation::await_buffers_free(CommMembers& members) {
   const Deadline now = Deadline::now();
   for (int r = 0; started() && r < members.size(); ++r) {
     const auto inside = [&] { return members.block(r).inside.load(std::memory_order_seq_cst) == sequence_; };
-    take_back(members, r, op_.recv, n_written, inside, now);
+    take_back(members, r, op_.recv, n_written, std::ref(inside), now);  // a reference needs no memory
   }
 }
 

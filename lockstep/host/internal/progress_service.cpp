@@ -47,6 +47,8 @@ void ProgressService::add(Served& served) {
   {
     const base::MutexLock lock(mutex_);
     served_.push_back(&served);
+    // For engage(), which follows a post that cannot be undone and must not want memory.
+    engaged_.reserve(engaged_.size() + served_.size());
   }
   for (const auto& [rank, cause] : lost_) {
     if (served.needs(rank)) served.lost(rank, cause);
