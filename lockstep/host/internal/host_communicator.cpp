@@ -337,7 +337,8 @@ void HostCommunicator::complete(Posted& posted, const std::optional<Failure>& fa
 // (stopped()) has published nothing, and the numbers of the ranks stay in step.
 std::optional<Failure> HostCommunicator::advance_once(Operation& operation, Progress& progress) {
   if (!operation.started() && stopped()) return stopped_failure();
-  // Starting may take memory for a packed copy: without it the group is broken, and nobody waits for this rank.
+  // Starting may take memory for a packed copy: without it the group is broken, and nobody waits for this
+  // rank.
   try {
     if (!operation.started()) operation.start(*members_, ++sequence_);
     progress = operation.advance(*members_, workspace_);
@@ -455,8 +456,8 @@ void HostCommunicator::submit(Operations fresh) {
   p2p_operations_.splice(p2p_operations_.end(), fresh);
 }
 
-// A callback may post again: it adds to new_p2p_ and cannot drive, since the driver flag is taken. So the list
-// changes only here and in submit(), and an entry is erased before its callback runs.
+// A callback may post again: it adds to new_p2p_ and cannot drive, since the driver flag is taken. So the
+// list changes only here and in submit(), and an entry is erased before its callback runs.
 bool HostCommunicator::advance_p2p_operations() {
   std::optional<Failure> failure;
   try {
@@ -517,7 +518,8 @@ std::shared_ptr<Posted> HostCommunicator::look_again() {
 // The worker never waits here: what is blocked makes it sleep on the doorbell, together with the other
 // communicators. The driver flag is not given back by stop_driving(), which would wake the worker, this
 // thread, for operations that are merely blocked; what is posted meanwhile rings the doorbell itself
-// (engage). Where there is no memory for a text, the broken group is looked at again at once: breaking it rings.
+// (engage). Where there is no memory for a text, the group is broken, which rings: it is looked at again at
+// once.
 Served::State HostCommunicator::serve(bool last_look, Deadline& until) {
   if (!busy()) return State::kIdle;
   if (!try_drive()) return State::kElsewhere;

@@ -22,9 +22,9 @@
 // sleeps at once: it would take the core that it is meant to leave to the computation.
 //
 // Failure. The first one (failure_record.h) breaks the group permanently, on all ranks; only a point-to-point
-// operation that no peer has matched fails alone. A driver that finds no memory breaks the group as well: what
-// ends operations then needs none (complete(), break_with()), and the driver flag is given back in any case. Thread safety: all methods, any thread, except for the
-// destructor.
+// operation that no peer has matched fails alone. A driver that finds no memory breaks the group as well:
+// what ends operations needs none (complete(), break_with()), and the driver flag is given back in any case.
+// Thread safety: all methods, any thread, except for the destructor.
 #pragma once
 
 #include <atomic>
