@@ -135,6 +135,48 @@ TEST(HostStress, MessagesThatTravelAtOnce) {
   }
 }
 
+// What two threads of one rank post at the same time. The callbacks of one must not run inside the post of the
+// other, which may hold a lock that they take.
+thread_local bool inside_post = false;
+std::atomic<int> n_ended{0}, n_inside{0};
+
+void ended(void*) {
+  if (inside_post) ++n_inside;
+  ++n_ended;
+}
+
+void post_messages(Rank& rank, int rounds, int tag, bool calls_back) {
+  int sent = 1, got = 0;
+  for (int round = 0; round < rounds; ++round) {
+    for (const auto kind : {LOCKSTEP_SEND, LOCKSTEP_RECV}) {
+      auto op = Rank::op(kind, &sent, &got, 1, LOCKSTEP_I32);
+      op.root = rank.rank();
+      op.tag = tag;
+      if (calls_back) op.done = ended;
+      const int before = n_ended;
+      inside_post = !calls_back;
+      lockstep_handle* const handle = rank.post(op);
+      inside_post = false;
+      // A message to oneself that is short: it needs no receive to be over.
+      ASSERT_EQ(rank.finish(handle), LOCKSTEP_OK) << rank.error();
+      while (calls_back && n_ended == before) std::this_thread::yield();
+    }
+  }
+}
+
+TEST(HostStress, APostRunsNoCallbacksOfOtherThreads) {
+  const int rounds = long_testing::enabled() ? 10'000 : 2000;
+  n_ended = n_inside = 0;
+  internal::perturb_seed = 5;
+  testing::with_threads(1, [&](Rank& rank) {
+    std::thread other([&] { post_messages(rank, rounds, 1, true); });
+    post_messages(rank, rounds, 2, false);
+    other.join();
+  });
+  EXPECT_EQ(n_ended, 2 * rounds);
+  EXPECT_EQ(n_inside, 0);
+}
+
 TEST(HostStress, MessagesThatWaitForTheirReceiver) {
   for (const bool pretend : {false, true}) {
     on_worlds(pretend, [](Rank& rank, std::mt19937& random, int rounds) {

@@ -241,11 +241,22 @@ std::shared_ptr<Posted> HostCommunicator::post(const lockstep_op& op) {
 }
 
 // A short message needs no other thread: a send that finds a free slot, a receive of what has already
-// arrived. Only while it is the only point-to-point operation, so that no other one completes here, and
-// without a callback: the caller of post may hold locks that the callback takes.
+// arrived. Only this operation is taken, and only while no other point-to-point operation is under way:
+// whatever another thread posts meanwhile stays for the worker. And only one without a callback. So a post
+// runs no callback, neither its own nor another's: its caller may hold locks that the callback takes.
 bool HostCommunicator::deliver_at_once(const std::shared_ptr<Posted>& posted) {
   if (posted->done != nullptr || n_p2p_.load(std::memory_order_acquire) != 1 || !try_drive()) return false;
-  if (n_p2p_.load(std::memory_order_acquire) == 1) advance_p2p();
+  perturb();
+  Operations own;
+  if (p2p_operations_.empty()) {
+    const base::MutexLock lock(mutex_);
+    // Not first: another was posted before it, or a driver that has given up the flag since has taken it.
+    if (!new_p2p_.empty() && new_p2p_.front() == posted) own.splice(own.end(), new_p2p_, new_p2p_.begin());
+  }
+  if (!own.empty()) {
+    submit(std::move(own));
+    advance_p2p_operations();
+  }
   driven_.store(false, std::memory_order_seq_cst);
   return !busy();
 }
