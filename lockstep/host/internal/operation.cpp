@@ -10,8 +10,10 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/host/internal/buffer_ref.h"
+#include "lockstep/host/internal/describe.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/kernels.h"
 
@@ -157,7 +159,7 @@ void Operation::publish_call(CommMembers& members) {
   call.send_reach = sends(members.rank()) ? publish(members, send_, sent, call.send) : Reach::kByAddress;
   const bool mapped = call.send_reach == Reach::kInArena || call.send_reach == Reach::kByAddress;
   if (send_rows_ > 1 && !mapped) {  // a copy by the kernel takes one run
-    pack_send();
+    pack_send(members);
     call.send_reach = publish(members, send_, sent, call.send);
   }
   const std::uint64_t written = written_bytes(members);
@@ -170,8 +172,17 @@ void Operation::publish_call(CommMembers& members) {
   n_in_place_ = in_place_ ? 1 : 0;
 }
 
-void Operation::pack_send() {
-  packed_send_ = pack_rows(send_, send_rows_, uneven_sends_);
+// A part of the rows must not be published: a rank that does not know yet that the group is broken would take
+// it for the whole. The failure that the group broke with is reported instead of the one raised here.
+void Operation::pack_send(CommMembers& members) {
+  const Deadline until = Deadline::from_monotonic_ns(op_.deadline_ns);
+  packed_send_ = pack_rows(send_, send_rows_, uneven_sends_, members.own().broken, until);
+  if (!packed_send_) {
+    base::raise(ErrorKind::kTimeout,
+                base::cat("rank ", members.rank(), " ran out of time while it packed the rows of ",
+                          describe_call(fingerprint_)),
+                ErrorFamily::kBackend);
+  }
   send_ = packed_send_.get();
   send_rows_ = 1;
 }
@@ -280,7 +291,7 @@ void Operation::choose_path(CommMembers& members, Workspace& work) {
     plan_ = make_plan(plan_input(members));
     stage_ = Stage::kPlanned;
     // Staging areas take one run.
-    if (send_rows_ > 1) pack_send();
+    if (send_rows_ > 1) pack_send(members);
     if (op_.recv_rows > 1) {
       const auto parts = received_parts(members);
       packed_recv_ = std::make_unique_for_overwrite<std::uint8_t[]>(

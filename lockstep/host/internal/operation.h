@@ -121,7 +121,8 @@ class Operation {
 
   bool can_be_inline(int size) const { return send_bytes(size) <= kInlineBytes && !is_uneven(op_.kind); }
   void publish_call(CommMembers& members);
-  void pack_send();
+  // Raises when the group broke or the time was up meanwhile: then nothing is published.
+  void pack_send(CommMembers& members);
   // Bytes of each peer's part of the result, for the kinds that take rows there.
   std::vector<std::uint64_t> received_parts(CommMembers& members) const;
   void publish_counts(CommMembers& members);

@@ -85,7 +85,10 @@ Progress Operation::follow_plan(CommMembers& members, Workspace& work) {
       execute(step, members, work);
     }
   }
-  if (packed_recv_) unpack_rows(op_.recv, op_.recv_rows, received_parts(members), packed_recv_.get());
+  if (packed_recv_ && !unpack_rows(op_.recv, op_.recv_rows, received_parts(members), packed_recv_.get(),
+                                   members.own().broken)) {
+    return Progress::kBlocked;
+  }
   stage_ = Stage::kDone;
   return Progress::kDone;
 }

@@ -80,29 +80,41 @@ bool copy_runs(const Runs& to, const Runs& from, std::uint64_t n_bytes, std::uin
 }
 
 std::unique_ptr<std::uint8_t[]> pack_rows(const void* buffer, std::uint64_t rows,
-                                          std::span<const std::uint64_t> parts) {
+                                          std::span<const std::uint64_t> parts,
+                                          const std::atomic<std::uint32_t>& broken, Deadline until) {
   const std::uint64_t whole = std::accumulate(parts.begin(), parts.end(), std::uint64_t{0});
   auto packed = std::make_unique_for_overwrite<std::uint8_t[]>(whole);
-  const std::atomic<std::uint32_t> never{0};
-  std::uint64_t before = 0;
+  std::uint64_t before = 0, checked = 0;
   for (const std::uint64_t part : parts) {
     const Runs from = Runs::part_of(own_buffer(buffer), rows, whole, before, part);
-    if (part > 0) copy_here({own_buffer(packed.get() + before), part, part}, 0, from, part, 0, never);
+    // In slices of whole rows, so that the clock is read between them. Less than a slice never reads it.
+    const std::uint64_t slice = std::max<std::uint64_t>(1, kChunk / std::max<std::uint64_t>(from.run, 1));
+    for (std::uint64_t done = 0; done < part;) {
+      const std::uint64_t n = std::min(part - done, slice * from.run);
+      const Runs rest{from.first + done / from.run * from.pitch, from.run, from.pitch};
+      auto* const to = packed.get() + before + done;
+      if (!copy_here({own_buffer(to), n, n}, 0, rest, n, 0, broken)) return nullptr;
+      done += n;
+      if (before + done - checked < kChunk || before + done == whole) continue;
+      checked = before + done;
+      if (until.expired()) return nullptr;
+    }
     before += part;
   }
   return packed;
 }
 
-void unpack_rows(void* buffer, std::uint64_t rows, std::span<const std::uint64_t> parts,
-                 const std::uint8_t* packed) {
+bool unpack_rows(void* buffer, std::uint64_t rows, std::span<const std::uint64_t> parts,
+                 const std::uint8_t* packed, const std::atomic<std::uint32_t>& broken) {
   const std::uint64_t whole = std::accumulate(parts.begin(), parts.end(), std::uint64_t{0});
-  const std::atomic<std::uint32_t> never{0};
   std::uint64_t before = 0;
   for (const std::uint64_t part : parts) {
     const Runs to = Runs::part_of(own_buffer(buffer), rows, whole, before, part);
-    if (part > 0) copy_here(to, 0, {own_buffer(packed + before), part, part}, part, 0, never);
+    const Runs from{own_buffer(packed + before), part, part};
+    if (part > 0 && !copy_here(to, 0, from, part, 0, broken)) return false;
     before += part;
   }
+  return true;
 }
 
 }  // namespace lockstep::comm::internal

@@ -32,10 +32,12 @@ struct Runs {
 bool copy_runs(const Runs& to, const Runs& from, std::uint64_t n_bytes, std::uint64_t whole,
                const std::atomic<std::uint32_t>& broken, std::vector<std::uint8_t>& scratch);
 
-// A buffer of rows as its parts one after the other, and back. `parts`: bytes of each.
+// A buffer of rows as its parts one after the other, and back. `parts`: bytes of each. Null or false when
+// `broken` was set, or `until` passed, before all was copied; looked at about once per MiB.
 std::unique_ptr<std::uint8_t[]> pack_rows(const void* buffer, std::uint64_t rows,
-                                          std::span<const std::uint64_t> parts);
-void unpack_rows(void* buffer, std::uint64_t rows, std::span<const std::uint64_t> parts,
-                 const std::uint8_t* packed);
+                                          std::span<const std::uint64_t> parts,
+                                          const std::atomic<std::uint32_t>& broken, Deadline until);
+bool unpack_rows(void* buffer, std::uint64_t rows, std::span<const std::uint64_t> parts,
+                 const std::uint8_t* packed, const std::atomic<std::uint32_t>& broken);
 
 }  // namespace lockstep::comm::internal
