@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 
+#include "lockstep/base/long_testing.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/test_world.h"
 
@@ -80,8 +81,8 @@ namespace {
 
 using testing::Rank;
 
-constexpr int kMost = 1000;  // more allocations than any call makes
-constexpr int kStep = kSanitized ? 7 : 1;  // sanitizers make a world of ranks slow
+constexpr int kMost = 1000;                              // more allocations than any call makes
+constexpr int kStep = long_testing::kUnderTsan ? 7 : 1;  // which makes a world of ranks slow
 constexpr Milliseconds kOpPatience{20'000};
 
 // What one rank calls; ranks are 0 and 1.

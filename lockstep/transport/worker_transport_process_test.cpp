@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <functional>
+#include <thread>
 
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/fork_testing.h"
@@ -303,6 +304,46 @@ TEST(WorkerTransportProcesses, MeetAsSoonAsTheUserMaySendDescriptorsAgain) {
                  }),
                  "nothing came");
     CHILD_EXPECT(event->what == Event::What::kMessage && is_message(event->message, 3, 10), event->cause);
+  });
+  EXPECT_EQ(children.status(0), 0);
+}
+
+// While TCP connections are polled, sockets do not wake a thread that sleeps: what a poller leaves to be tried
+// again must.
+TEST(WorkerTransportProcesses, AThreadThatSleptBeforeTheyMightNotSendDescriptorsTriesAgain) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to become a user with few";
+  Children children;
+  children.start([] {
+    const rlimit few{.rlim_cur = 64, .rlim_max = 64};
+    CHILD_EXPECT(::setrlimit(RLIMIT_NOFILE, &few) == 0, errno);
+    CHILD_EXPECT(::setresgid(65532, 65532, 65532) == 0 && ::setresuid(65532, 65532, 65532) == 0, errno);
+    const auto a = open_worker_transport({.id = 0, .name = "worker0", .bind_host = "127.0.0.1"});
+    const auto b = open_worker_transport({.id = 1, .name = "worker1"});
+    const auto c = open_worker_transport({.id = 2, .name = "worker2", .route = Route::kTcp});
+    a->add_peer(1, "worker1", b->address());
+    b->add_peer(0, "worker0", a->address());
+    a->add_peer(2, "worker2", c->address());
+    c->add_peer(0, "worker0", a->address());
+    send(*c, 0, message_of(3, 10));
+    CHILD_EXPECT(eventually([&] { return c->poll(), a->poll().has_value(); }), "no TCP connection");
+    a->begin_polling();
+    std::atomic<bool> over{false};
+    std::thread sleeper([&] {
+      for (; !over; a->poll()) a->wait(Deadline::after(std::chrono::hours(1)));
+    });
+    std::this_thread::sleep_for(Milliseconds(100));
+    DescriptorsOnTheirWay others;
+    others.fill();
+    send(*a, 1, message_of(4, 10));
+    for (int i = 0; i < 2000; ++i) CHILD_EXPECT(!a->poll() && !b->poll(), "an event");
+    a->end_polling();
+    others.drain();
+    std::optional<Event> event;
+    CHILD_EXPECT(eventually([&] { return (event = b->poll()).has_value(); }), "nobody tried again");
+    CHILD_EXPECT(is_message(event->message, 4, 10), event->cause);
+    over = true;
+    a->wake();
+    sleeper.join();
   });
   EXPECT_EQ(children.status(0), 0);
 }

@@ -200,10 +200,13 @@ void ShmOutgoing::introduce() {
   set_unsent({});
 }
 
-// Counted, so that a thread that sleeps in wait() wakes to try again.
+// Counted, so that a thread in wait() sleeps only until it is time to try again. One that sleeps already is
+// woken to count anew: this may be a thread that only polls, and stops.
 void ShmOutgoing::set_unsent(Bytes message) noexcept {
+  const bool is_new = !message.empty() && unsent_.empty();
   state_.unsent.fetch_add(int{!message.empty()} - int{!unsent_.empty()}, std::memory_order_relaxed);
   unsent_ = std::move(message);
+  if (is_new) state_.idle_wait.ring();
 }
 
 // Frees the memory of records that the receiver will never read. Pre: it has hung up, so its head does not

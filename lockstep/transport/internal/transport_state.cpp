@@ -155,9 +155,11 @@ void TransportState::add_incoming(std::shared_ptr<Incoming> connection, std::uin
   count_pending();
 }
 
-// relaxed: read by threads that then take sockets_mutex, or look again in 200 ms.
+// relaxed: read by threads that then take sockets_mutex, or look again in 200 ms. A thread that sleeps since
+// before the first of them is woken to do so.
 void TransportState::count_pending() noexcept {
-  n_pending_.store(pending_.size() + paused_.size(), std::memory_order_relaxed);
+  const std::size_t n = pending_.size() + paused_.size();
+  if (n_pending_.exchange(n, std::memory_order_relaxed) == 0 && n != 0) idle_wait.ring();
 }
 
 // Compares all with all: they are few, and nothing here may allocate.
