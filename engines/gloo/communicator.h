@@ -26,6 +26,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "engines/gloo/mailbox.h"
@@ -104,6 +105,9 @@ class Communicator {
   void queue_message(const std::shared_ptr<Operation>& operation);
   void drain_stream(const Stream& stream);
   void post_to_self(const std::shared_ptr<Operation>& operation);
+  using Match = std::pair<std::shared_ptr<Operation>, std::shared_ptr<Operation>>;
+  void drain_matches();
+  std::optional<Failure> copy_to_self(const Match& match);
   void end_messages_to_self();
 
   // ---- operations
@@ -175,6 +179,7 @@ class Communicator {
   std::map<Stream, std::deque<std::shared_ptr<Operation>>> streams_ LOCKSTEP_GUARDED_BY(mutex_);
   // Sends and receives of this rank with itself that wait for the other.
   std::deque<std::shared_ptr<Operation>> to_self_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::deque<Match> matches_ LOCKSTEP_GUARDED_BY(mutex_);  // of them: have found each other, in order
   bool driven_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   int tasks_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
   std::vector<bool> gone_ LOCKSTEP_GUARDED_BY(mutex_);  // peers that left in order

@@ -194,52 +194,76 @@ void Communicator::drain_stream(const Stream& stream) {
   }
 }
 
-// gloo has no pair for a rank with itself. The first of the two waits for the second, which copies.
+// gloo has no pair for a rank with itself. The first of the two waits for the second, on no thread: its
+// deadline and a stop of the group end it. Pairs complete in the order in which they were matched, on one
+// task while there are any.
 void Communicator::post_to_self(const std::shared_ptr<Operation>& operation) {
   operation->call = describe(operation->op, 0, size_);
   operation->begun = true;
   operation->waits_for = rank_;
-  std::shared_ptr<Operation> other;
+  bool is_match = false, is_first = false;
   {
     const base::MutexLock lock(mutex_);
     const auto found = std::ranges::find_if(to_self_, [&](const auto& each) {
       return each->op.kind != operation->op.kind && each->op.tag == operation->op.tag;
     });
-    if (found == to_self_.end()) {
-      to_self_.push_back(operation);
-    } else {
-      other = *found;
+    is_match = found != to_self_.end();
+    if (is_match) {
+      matches_.emplace_back(operation, *found);
       to_self_.erase(found);
+      is_first = matches_.size() == 1;
+    } else {
+      to_self_.push_back(operation);
     }
   }
   // After the push, so that a stop in between is not missed: whoever stops ends what it finds, and this finds
   // the stop.
   if (stop_source_.stop()) end_messages_to_self();
-  if (!other) return;
+  if (!is_first) return;
   // On another thread where there is one: `done` should not run before post has returned.
-  const auto copy = [this, operation, other] {
-    const bool receives = operation->op.kind == LOCKSTEP_RECV;
-    const lockstep_op &in = receives ? operation->op : other->op, &out = receives ? other->op : operation->op;
-    std::optional<Failure> failure;
-    if (in.dtype != out.dtype || in.count != out.count) {
-      failure = Failure{.status = LOCKSTEP_USAGE,
-                        .message = cat("rank ", rank_, " called ", context(*operation), " and ",
-                                       context(*other), " with itself, tag ", in.tag)};
-      break_with(*failure);
-    } else {
-      if (in.count > 0) std::memcpy(in.recv, out.send, in.count * size_of(in.dtype));
-      if (in.source != nullptr) *in.source = rank_;
+  try {
+    spawn([this] { drain_matches(); });
+  } catch (const std::exception&) {
+    drain_matches();
+  }
+}
+
+// As drain_stream().
+void Communicator::drain_matches() {
+  for (bool last = false; !last;) {
+    Match match;
+    {
+      const base::MutexLock lock(mutex_);
+      match = matches_.front();
     }
-    for (const auto& each : {operation, other}) {
+    const auto failure = copy_to_self(match);
+    {
+      const base::MutexLock lock(mutex_);
+      matches_.pop_front();
+      last = matches_.empty();
+    }
+    for (const auto& each : {match.first, match.second}) {
       runtime_->watch.remove_deadline(each->alarm);
       complete(each, failure);
     }
-  };
-  try {
-    spawn(copy);
-  } catch (const std::exception&) {
-    copy();
   }
+}
+
+std::optional<Failure> Communicator::copy_to_self(const Match& match) {
+  const auto& [operation, other] = match;
+  const bool receives = operation->op.kind == LOCKSTEP_RECV;
+  const lockstep_op &in = receives ? operation->op : other->op, &out = receives ? other->op : operation->op;
+  std::optional<Failure> failure;
+  if (in.dtype != out.dtype || in.count != out.count) {
+    failure = Failure{.status = LOCKSTEP_USAGE,
+                      .message = cat("rank ", rank_, " called ", context(*operation), " and ",
+                                     context(*other), " with itself, tag ", in.tag)};
+    break_with(*failure);
+  } else {
+    if (in.count > 0) std::memcpy(in.recv, out.send, in.count * size_of(in.dtype));
+    if (in.source != nullptr) *in.source = rank_;
+  }
+  return failure;
 }
 
 void Communicator::end_messages_to_self() {
