@@ -6,6 +6,14 @@
 #include "engines/gloo/slow_wait.h"
 
 namespace lockstep::gloo_plugin {
+namespace {
+
+// Its text is short enough to need none.
+Failure no_memory() {
+  return {.status = LOCKSTEP_RESOURCE, .message = "no memory"};
+}
+
+}  // namespace
 
 Communicator::Communicator(const lockstep_comm_config& config)
     : rank_(config.rank),
@@ -184,9 +192,15 @@ void Communicator::run(const lockstep_op& op) {
   stop_source_.check();
   if (!is_point_to_point(op.kind) && try_drive()) {
     const NoSigpipe quiet;
-    Operation operation(op, size_);
-    arm(operation, slow_from_now());
-    const auto failure = perform(operation);
+    std::optional<Failure> failure;
+    try {
+      Operation operation(op, size_);
+      arm(operation, slow_from_now());
+      failure = perform(operation);
+    } catch (...) {  // no memory for it: nothing has begun
+      stop_driving();
+      throw;
+    }
     stop_driving();
     if (failure) throw Error(*failure);
     return;
@@ -260,13 +274,21 @@ std::optional<Failure> Communicator::perform(Operation& operation) {
       run_collective(session, operation);
     }
   } catch (...) {
-    failure = current_failure(operation);
+    try {
+      failure = current_failure(operation);
+    } catch (...) {
+      failure = no_memory();
+    }
   }
   runtime_->watch.remove_deadline(operation.alarm);
   if (failure) {
     // After a failure ranks are at different points: there is no way back into step.
-    break_with(*failure);
-    if (const auto stop = stop_source_.stop()) failure = stop;
+    try {
+      break_with(*failure);
+      if (const auto stop = stop_source_.stop()) failure = stop;
+    } catch (const std::bad_alloc&) {
+      break_with(no_memory());
+    }
   }
   operation.head.reset();
   operation.body.reset();
@@ -279,7 +301,11 @@ void Communicator::complete(const std::shared_ptr<Operation>& operation,
                             const std::optional<Failure>& failure) {
   {
     const base::MutexLock lock(operation->mutex);
-    if (failure) operation->error = failure->message;
+    try {
+      if (failure) operation->error = failure->message;
+    } catch (const std::bad_alloc&) {
+      operation->error = no_memory().message;
+    }
     operation->status = failure ? failure->status : LOCKSTEP_OK;
     operation->over.notify_all();
   }

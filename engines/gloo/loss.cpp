@@ -51,8 +51,8 @@ std::string Communicator::who(int peer) const {
 // task.
 void Communicator::break_with(Failure failure) {
   if (!stop_source_.break_with(failure)) return;
-  end_messages_to_self();
   try {
+    end_messages_to_self();
     spawn([this, failure] { tear_down(failure); });
   } catch (...) {
     for (const auto& connections : connections_) connections->shut_down();
