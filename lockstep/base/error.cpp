@@ -83,7 +83,7 @@ Failure current_failure() noexcept {
     return or_short(ErrorKind::kInternal,
                     [&] { return Failure{.kind = ErrorKind::kInternal, .message = error.what()}; });
   } catch (...) {
-    return {.kind = ErrorKind::kInternal, .message = "not an exception"};
+    return {.kind = ErrorKind::kInternal, .message = "unknown error"};
   }
 }
 
