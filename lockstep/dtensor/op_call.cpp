@@ -159,7 +159,8 @@ OpCall::OpCall(const Operator& op, const c10::IValue* arguments) : op_(op), argu
     } else if (op.arguments[i] == ArgumentKind::kTensors && !value.isNone()) {
       int item = 0;
       if (value.isTensorList()) {
-        for (const at::Tensor& tensor : value.toTensorVector()) add(MaybeOwned::owned(at::Tensor(tensor)), argument, item++);
+        for (const at::Tensor& tensor : value.toTensorVector())
+          add(MaybeOwned::owned(at::Tensor(tensor)), argument, item++);
       } else {
         for (const auto& element : value.toListRef()) {
           if (element.isTensor()) add(MaybeOwned::owned(at::Tensor(element.toTensor())), argument, item);
