@@ -23,6 +23,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine_abi.h"
+#include "lockstep/engine/plugin.h"
 #include "lockstep/host/internal/buffer_ref.h"
 #include "lockstep/host/internal/comm_members.h"
 
@@ -48,6 +49,13 @@ struct P2pOperation {
   bool taken = false;  // receiver: the message is matched with this call. Sender: the receiver has taken it
   bool is_send() const { return op.kind == LOCKSTEP_SEND; }
 };
+
+inline bool is_p2p(lockstep_op_kind kind) {
+  return kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV;
+}
+inline std::uint64_t p2p_bytes(const lockstep_op& op) {
+  return op.count * size_of(op.dtype);
+}
 
 class MessageMatcher {
  public:
