@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/host/internal/perturb.h"

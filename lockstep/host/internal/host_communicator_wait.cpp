@@ -2,6 +2,7 @@
 #include <sched.h>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine.h"
