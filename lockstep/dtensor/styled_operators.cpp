@@ -8,8 +8,11 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/rms_norm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/strides.h>
 
+#include <algorithm>
 #include <mutex>
+#include <optional>
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/dtensor/detail/operand_style.h"
@@ -20,8 +23,32 @@
 
 namespace lockstep {
 
-at::Tensor prepare_operand(const at::Tensor& input, const DeviceMesh& mesh, const OperandStyle& style) {
-  auto x = is_dtensor(input) ? input : from_local(input, mesh, style.input);
+namespace {
+
+// A plain input as a DTensor. Pieces count as equal, unless the weight tells that they are not: ranks then have
+// different numbers of its `features`, or none.
+at::Tensor as_dtensor(const at::Tensor& input, const DeviceMesh& mesh, const OperandStyle& style,
+                      std::optional<std::int64_t> features) {
+  if (is_dtensor(input)) return input;
+  if (!features || input.dim() == 0) return from_local(input, mesh, style.input);
+  constexpr auto kName = "the input of a parallel module";
+  const auto context = dtensor_internal::MeshContext::of(mesh, kName, style.input);
+  const auto placed = dtensor_internal::checked_placements(kName, *context, input.dim(), style.input);
+  auto sizes = dtensor_internal::global_sizes(kName, *context, input, placed, {});
+  const bool cut = std::ranges::any_of(
+      placed, [&](const Placement& placement) { return placement.is_shard(input.dim() - 1); });
+  if (!cut || sizes.back() == *features) return from_local(input, mesh, style.input);
+  sizes.back() = *features;
+  const auto strides = c10::contiguous_strides(sizes);
+  return from_local(input, mesh, placed,
+                    {.shape = sizes, .stride = dtensor_internal::Sizes(strides.begin(), strides.end())});
+}
+
+}  // namespace
+
+at::Tensor prepare_operand(const at::Tensor& input, const DeviceMesh& mesh, const OperandStyle& style,
+                           std::optional<std::int64_t> features) {
+  auto x = as_dtensor(input, mesh, style, features);
   const auto wanted = dtensor_internal::checked_placements(
       "the input of a parallel module", *dtensor_internal::meta_of(x).mesh(), x.dim(), style.desired_input);
   return placements(x) == wanted ? x : redistribute(x, wanted);
@@ -44,30 +71,36 @@ using dtensor_internal::meta_of;
 // Runs `op` on the prepared input where the weight has a style, as it is where it has none.
 using Kind = OperandStyle::Kind;
 
+// `features`: the weight's dimension that has the size of the input's last one.
 template <class Op>
-at::Tensor styled(Kind kind, const at::Tensor& input, const at::Tensor& weight, Op&& op) {
+at::Tensor styled(Kind kind, const at::Tensor& input, const at::Tensor& weight, Op&& op,
+                  std::optional<std::int64_t> features = {}) {
   // Inside, the operator takes its ordinary way: its parts (matmul in linear) must not apply the style a
   // second time.
   const c10::impl::ExcludeDispatchKeyGuard once(kStyleKey);
   const auto style = is_sharded(weight) ? meta_of(weight).style() : nullptr;
   if (!style || style->kind != kind) return op(input);
-  return finish_operand(op(prepare_operand(input, meta_of(weight).mesh()->mesh(), *style)), *style);
+  const auto n_features = features ? std::optional(weight.size(*features)) : std::nullopt;
+  const auto x = prepare_operand(input, meta_of(weight).mesh()->mesh(), *style, n_features);
+  return finish_operand(op(x), *style);
 }
 
 at::Tensor styled_linear(const at::Tensor& input, const at::Tensor& weight,
                          const std::optional<at::Tensor>& bias) {
-  return styled(Kind::kLinear, input, weight,
-                [&](const at::Tensor& x) { return at::linear(x, weight, bias); });
+  return styled(
+      Kind::kLinear, input, weight, [&](const at::Tensor& x) { return at::linear(x, weight, bias); }, -1);
 }
 
 at::Tensor styled_matmul(const at::Tensor& input, const at::Tensor& weight) {
-  return styled(Kind::kLinear, input, weight, [&](const at::Tensor& x) { return at::matmul(x, weight); });
+  return styled(
+      Kind::kLinear, input, weight, [&](const at::Tensor& x) { return at::matmul(x, weight); }, 0);
 }
 
 at::Tensor styled_addmm(const at::Tensor& bias, const at::Tensor& input, const at::Tensor& weight,
                         const at::Scalar& beta, const at::Scalar& alpha) {
-  return styled(Kind::kLinear, input, weight,
-                [&](const at::Tensor& x) { return at::addmm(bias, x, weight, beta, alpha); });
+  return styled(
+      Kind::kLinear, input, weight,
+      [&](const at::Tensor& x) { return at::addmm(bias, x, weight, beta, alpha); }, 0);
 }
 
 // The bias to add to a local product of `ndim` dimensions in the layout of the style: the piece that belongs

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "lockstep/dtensor/placement.h"
 #include "lockstep/mesh/device_mesh.h"
@@ -34,8 +35,10 @@ struct OperandStyle {
 at::Tensor with_style(const at::Tensor& dtensor, OperandStyle style);
 
 // The two halves of it, for what is no single operator. A tensor that is placed as asked is returned as it
-// is.
-at::Tensor prepare_operand(const at::Tensor& input, const DeviceMesh& mesh, const OperandStyle& style);
+// is. `features`: the whole size of the input's last dimension where it is known; pieces of a plain input may
+// then be uneven.
+at::Tensor prepare_operand(const at::Tensor& input, const DeviceMesh& mesh, const OperandStyle& style,
+                           std::optional<std::int64_t> features = {});
 at::Tensor finish_operand(const at::Tensor& output, const OperandStyle& style);
 
 }  // namespace lockstep
