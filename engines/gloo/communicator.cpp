@@ -49,6 +49,13 @@ Communicator::Communicator(const lockstep_comm_config& config)
 Communicator::~Communicator() {
   leave(nullptr);
   wait_until_idle();
+  // No thread could be had for these when the group stopped; their alarms refer to this communicator.
+  std::list<std::shared_ptr<Operation>> rest;
+  {
+    const base::MutexLock lock(mutex_);
+    rest.swap(to_self_);
+  }
+  end(rest);
 }
 
 void Communicator::wait_until_idle() {
@@ -180,7 +187,7 @@ void Communicator::stop_driving() {
     if (queue_.empty()) return;
     try {
       return start_draining();
-    } catch (const Error&) {
+    } catch (...) {  // no thread, or no memory for the text that says so
       driven_ = true;
       ++tasks_;
     }

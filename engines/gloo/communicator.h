@@ -21,6 +21,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -108,7 +109,8 @@ class Communicator {
   using Match = std::pair<std::shared_ptr<Operation>, std::shared_ptr<Operation>>;
   void drain_matches();
   std::optional<Failure> copy_to_self(const Match& match);
-  void end_messages_to_self();
+  void end_messages_to_self() noexcept;
+  void end(const std::list<std::shared_ptr<Operation>>& operations);
 
   // ---- operations
   void wait_until_idle();
@@ -178,7 +180,7 @@ class Communicator {
   std::deque<std::shared_ptr<Operation>> queue_ LOCKSTEP_GUARDED_BY(mutex_);
   std::map<Stream, std::deque<std::shared_ptr<Operation>>> streams_ LOCKSTEP_GUARDED_BY(mutex_);
   // Sends and receives of this rank with itself that wait for the other.
-  std::deque<std::shared_ptr<Operation>> to_self_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::list<std::shared_ptr<Operation>> to_self_ LOCKSTEP_GUARDED_BY(mutex_);
   std::deque<Match> matches_ LOCKSTEP_GUARDED_BY(mutex_);  // of them: have found each other, in order
   bool driven_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   int tasks_ LOCKSTEP_GUARDED_BY(mutex_) = 0;

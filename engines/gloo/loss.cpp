@@ -51,8 +51,8 @@ std::string Communicator::who(int peer) const {
 // task.
 void Communicator::break_with(Failure failure) {
   if (!stop_source_.break_with(failure)) return;
+  end_messages_to_self();
   try {
-    end_messages_to_self();
     spawn([this, failure] { tear_down(failure); });
   } catch (...) {
     for (const auto& connections : connections_) connections->shut_down();
@@ -80,8 +80,10 @@ void Communicator::abort(const std::string& reason) {
 // Runs on a task: writing to the store and flushing may block.
 void Communicator::leave(const char* cause) {
   if (left_.exchange(true)) return;
-  if (!stop_source_.close({.status = LOCKSTEP_ABORTED, .message = "this rank has left the group"})) return;
-  end_messages_to_self();
+  const bool closed =
+      stop_source_.close({.status = LOCKSTEP_ABORTED, .message = "this rank has left the group"});
+  end_messages_to_self();  // also where the group broke before and there was no thread for it
+  if (!closed) return;
   Failure mine{.status = LOCKSTEP_PEER_LOST,
                .message = "",
                .peer = rank_,

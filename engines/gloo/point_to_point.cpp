@@ -228,7 +228,6 @@ void Communicator::post_to_self(const std::shared_ptr<Operation>& operation) {
   }
 }
 
-// As drain_stream().
 void Communicator::drain_matches() {
   for (bool last = false; !last;) {
     Match match;
@@ -236,16 +235,20 @@ void Communicator::drain_matches() {
       const base::MutexLock lock(mutex_);
       match = matches_.front();
     }
-    const auto failure = copy_to_self(match);
-    {
-      const base::MutexLock lock(mutex_);
-      matches_.pop_front();
-      last = matches_.empty();
+    std::optional<Failure> failure;
+    try {
+      failure = copy_to_self(match);
+    } catch (...) {
+      failure = Failure{.status = LOCKSTEP_RESOURCE, .message = "no memory"};
     }
     for (const auto& each : {match.first, match.second}) {
       runtime_->watch.remove_deadline(each->alarm);
       complete(each, failure);
     }
+    // Not before both are complete: a pair that is matched meanwhile would begin a task of its own and overtake.
+    const base::MutexLock lock(mutex_);
+    matches_.pop_front();
+    last = matches_.empty();
   }
 }
 
@@ -266,25 +269,31 @@ std::optional<Failure> Communicator::copy_to_self(const Match& match) {
   return failure;
 }
 
-void Communicator::end_messages_to_self() {
-  std::deque<std::shared_ptr<Operation>> ended;
-  {
-    const base::MutexLock lock(mutex_);
-    ended.swap(to_self_);
+void Communicator::end(const std::list<std::shared_ptr<Operation>>& operations) {
+  for (const auto& each : operations) {
+    runtime_->watch.remove_deadline(each->alarm);
+    complete(each, stop_source_.stop());
   }
-  if (ended.empty()) return;
-  const auto end = [this, ended] {
-    for (const auto& each : ended) {
-      runtime_->watch.remove_deadline(each->alarm);
-      complete(each, stop_source_.stop());
-    }
-  };
+}
+
+// On a task: neither from the watch's thread nor before post returns. Where none can be had they stay, for
+// leave() and the destructor.
+void Communicator::end_messages_to_self() noexcept {
   try {
-    spawn(end);
-  } catch (const std::exception&) {
-    // Neither from the watch's thread nor before post returns: they end with the next that does.
-    const base::MutexLock lock(mutex_);
-    to_self_.insert(to_self_.end(), ended.begin(), ended.end());
+    const auto ended = std::make_shared<std::list<std::shared_ptr<Operation>>>();
+    {
+      const base::MutexLock lock(mutex_);
+      ended->swap(to_self_);
+    }
+    if (ended->empty()) return;
+    try {
+      spawn([this, ended] { end(*ended); });
+    } catch (...) {
+      const base::MutexLock lock(mutex_);
+      to_self_.splice(to_self_.end(), *ended);
+    }
+  } catch (...) {
+    // Nothing was taken.
   }
 }
 

@@ -302,8 +302,9 @@ class Kernel final : public c10::OperatorKernel {
   // Operators that write where their result cannot be made: out=, in place on pieces of another layout, in
   // place with other sizes. The operator that returns its result instead, which is then stored in the written
   // arguments.
-  static void run_and_store(const OpCall& call, Stack& stack) {
+  static void run_and_store(OpCall& call, Stack& stack) {
     const auto& op = call.op();
+    call.own_tensors();
     if (!op.functional || writes_lists(op)) {
       base::raise(
           ErrorKind::kUnsupported,

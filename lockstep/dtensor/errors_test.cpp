@@ -37,6 +37,25 @@ void expect_sends(const std::function<void()>& fn) {
   EXPECT_GT(scope.total(), 0);
 }
 
+TEST(Errors, AMeshWhoseRanksDoNotAscendIsRefused) {
+  world(4, [](int) {
+    const DeviceMesh back("cpu", std::vector<int>{3, 2, 1, 0}), by_columns("cpu", {{0, 2}, {1, 3}}),
+        down("cpu", {{2, 3}, {0, 1}});
+    expect_refused(
+        [&] {
+          distribute_tensor(counted({4, 4}), back, {Shard(0)});
+        },
+        {"distribute_tensor: the ranks of the mesh, cpu [4]", "do not ascend along its dimension 0"});
+    expect_refused(
+        [&] {
+          from_local(counted({4, 4}), down, {Shard(0), Shard(1)});
+        },
+        {"from_local", "do not ascend along its dimension 0", "list them in order"});
+    const auto x = distribute_tensor(counted({4, 4}), by_columns, {Shard(0), Shard(1)});
+    EXPECT_TRUE(full_tensor(x).equal(counted({4, 4})));
+  });
+}
+
 TEST(Errors, APlainTensorBesideAShardedOneIsRefused) {
   world(2, [](int) {
     const auto mesh = init_device_mesh("cpu", {2});

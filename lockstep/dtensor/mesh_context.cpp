@@ -57,6 +57,24 @@ struct RecentDecision {
 };
 thread_local constinit std::array<RecentDecision, 256> recent_decisions{};
 
+// Groups number their members by rank, the mesh numbers pieces by place: both must be the same order, or
+// pieces would change places. Every rank of the mesh comes to the same verdict.
+void check_order(const DeviceMesh& mesh, const char* function) {
+  const auto ranks = mesh.mesh().contiguous();
+  const auto* const rank = ranks.const_data_ptr<std::int64_t>();
+  for (std::int64_t d = 0; d < ranks.dim(); ++d) {
+    const auto stride = ranks.stride(d);
+    bool ascends = true;
+    for (std::int64_t i = 0; i < ranks.numel(); ++i) {
+      if (i / stride % ranks.size(d) > 0) ascends = ascends && rank[i - stride] < rank[i];
+    }
+    if (ascends) continue;
+    base::raise(ErrorKind::kUsage, base::cat(function, ": the ranks of the mesh, ", text_of(mesh),
+                                             ", do not ascend along its dimension ", d,
+                                             ", and sharded tensors need that; list them in order"));
+  }
+}
+
 }  // namespace
 
 DecisionCache::DecisionCache() : id_(++n_caches) {}
@@ -96,6 +114,19 @@ MeshContext::MeshContext(DeviceMesh mesh)
 
 MeshContext::~MeshContext() = default;
 
+const std::vector<RedistributeStep>& MeshContext::plan(const Layout& from, const Layout& to,
+                                                       at::IntArrayRef sizes, std::size_t item_size) const {
+  auto key = sizes.vec();
+  key.push_back(reinterpret_cast<std::int64_t>(&from));
+  key.push_back(reinterpret_cast<std::int64_t>(&to));
+  key.push_back(static_cast<std::int64_t>(item_size));
+  const std::lock_guard lock(mutex_);
+  if (const auto found = plans_.find(key); found != plans_.end()) return found->second;
+  auto plan = plan_redistribute(sizes.vec(), static_cast<std::int64_t>(item_size), shape_, from.placements,
+                                to.placements);
+  return plans_.emplace(std::move(key), std::move(plan)).first->second;
+}
+
 std::string MeshContext::describe() const {
   return text_of(mesh_);
 }
@@ -119,6 +150,7 @@ std::shared_ptr<const MeshContext> MeshContext::of(const DeviceMesh& mesh, const
     auto context = weak.lock();
     if (context && same_groups(*context, groups) && context->mesh() == mesh) return context;
   }
+  check_order(mesh, function);
   auto context = std::make_shared<const MeshContext>(mesh);
   // The last tensor of the mesh may have died, and its context with it, since the seed was set: the generator
   // continues where it was.

@@ -237,6 +237,10 @@ void OpCall::add(MaybeOwned held, int argument, int item) {
   if (!mesh_) mesh_ = meta.mesh();
 }
 
+void OpCall::own_tensors() {
+  for (auto& input : inputs_) input.tensor = MaybeOwned::owned(at::Tensor(*input.tensor));
+}
+
 // The stack's slots are overwritten by local tensors and then by the results; what is read afterwards needs a
 // copy.
 void OpCall::keep_arguments() {

@@ -98,6 +98,7 @@ void run_random(OpCall& call, torch::jit::Stack& stack) {
   // every rank and the generators stay in step.
   const auto* replicated = call.mesh()->layout(Placements(call.mesh()->ndim()));
   c10::IValue written;
+  call.own_tensors();
   for (auto& input : call.inputs()) {
     auto& slot = stack[base + static_cast<std::size_t>(input.argument)];
     if (input.written) written = slot;

@@ -166,8 +166,7 @@ at::Tensor redistribute_local(const at::Tensor& local, at::IntArrayRef sizes, co
                               const Layout& to, Work* last) {
   if (&from == &to) return local;
   const auto& mesh = *from.mesh;
-  const auto plan = plan_redistribute(sizes.vec(), static_cast<std::int64_t>(local.element_size()),
-                                      mesh.shape(), from.placements, to.placements);
+  const auto& plan = mesh.plan(from, to, sizes, local.element_size());
   auto placements = from.placements;
   auto current = local;
   // Only the last step may be left running: each earlier one is waited for inside its collective, since the

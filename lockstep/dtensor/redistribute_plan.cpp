@@ -32,32 +32,28 @@ std::optional<Kind> direct_step(const Placement& from, const Placement& to) {
 }
 
 // The layouts that the search can be in. A state is a number whose m-th digit, in base candidates[m].size(),
-// is the index of mesh dimension m's placement; layout() and state_of() convert.
+// is the index of mesh dimension m's placement.
 struct Search {
   const std::vector<std::int64_t>& sizes;
   double item_size;
   const std::vector<std::int64_t>& mesh_shape;
-  std::vector<Placements> candidates;  // per mesh dimension: from, to, Replicate
+  std::vector<Placements> candidates;  // per mesh dimension
+  std::vector<std::size_t> weights;    // of the digits
 
-  std::size_t states() const {
-    std::size_t n = 1;
-    for (const auto& options : candidates) n *= options.size();
-    return n;
+  std::size_t states() const { return weights.back() * candidates.back().size(); }
+  std::size_t digit(std::size_t state, std::size_t m) const {
+    return state / weights[m] % candidates[m].size();
   }
   Placements layout(std::size_t state) const {
     Placements layout;
-    for (const auto& options : candidates) {
-      layout.push_back(options[state % options.size()]);
-      state /= options.size();
-    }
+    for (std::size_t m = 0; m < candidates.size(); ++m) layout.push_back(candidates[m][digit(state, m)]);
     return layout;
   }
   std::size_t state_of(const Placements& layout) const {
     std::size_t state = 0;
-    for (std::size_t m = candidates.size(); m-- > 0;) {
-      const auto& options = candidates[m];
-      const auto at = std::ranges::find(options, layout[m]) - options.begin();
-      state = state * options.size() + static_cast<std::size_t>(at);
+    for (std::size_t m = 0; m < candidates.size(); ++m) {
+      const auto at = std::ranges::find(candidates[m], layout[m]) - candidates[m].begin();
+      state += weights[m] * static_cast<std::size_t>(at);
     }
     return state;
   }
@@ -72,6 +68,33 @@ struct Search {
     return bytes;
   }
 };
+
+// Where a way between the two layouts can lead. Cuts that neither of them has are worth a detour on meshes of
+// several dimensions: what is cut meanwhile is smaller for the other mesh dimensions, and a cut that a later one
+// protects (cut_by_later) can be exchanged instead of gathered. On one dimension they are not.
+void add_candidates(Search& search, const Placements& from, const Placements& to) {
+  constexpr std::size_t kMostStates = 4096;
+  for (const bool detours : {true, false}) {
+    search.candidates.clear();
+    search.weights.clear();
+    std::size_t weight = 1;
+    for (std::size_t m = 0; m < from.size(); ++m) {
+      Placements options{from[m]};
+      const auto add = [&](const Placement& option) {
+        if (std::ranges::find(options, option) == options.end()) options.push_back(option);
+      };
+      add(to[m]);
+      add(Replicate());
+      for (std::size_t d = 0; detours && from.size() > 1 && d < search.sizes.size(); ++d) {
+        if (search.sizes[d] > 1) add(Shard(static_cast<std::int64_t>(d)));
+      }
+      search.weights.push_back(weight);
+      weight *= options.size();
+      search.candidates.push_back(std::move(options));
+    }
+    if (weight <= kMostStates) return;
+  }
+}
 
 // A mesh dimension cuts what the earlier ones left. Whoever changes the cut of tensor dimension d on mesh
 // dimension m must therefore not have a later mesh dimension that cuts d too: that cut would be of other
@@ -133,21 +156,14 @@ double redistribute_cost(const Placement& from, const Placement& to, double loca
   return 0;
 }
 
-// Dijkstra's algorithm over at most three placements per mesh dimension: 9 layouts in two dimensions, 27 in
-// three.
+// Dijkstra's algorithm. Five placements per mesh dimension for a matrix: 25 layouts in two dimensions.
 std::vector<RedistributeStep> plan_redistribute(const std::vector<std::int64_t>& sizes,
                                                 std::int64_t item_size,
                                                 const std::vector<std::int64_t>& mesh_shape,
                                                 const Placements& from, const Placements& to) {
   if (from == to) return {};
-  Search search{sizes, static_cast<double>(item_size), mesh_shape, {}};
-  for (std::size_t m = 0; m < from.size(); ++m) {
-    Placements options{from[m]};
-    for (const auto& option : {to[m], Placement()}) {
-      if (std::ranges::find(options, option) == options.end()) options.push_back(option);
-    }
-    search.candidates.push_back(std::move(options));
-  }
+  Search search{sizes, static_cast<double>(item_size), mesh_shape, {}, {}};
+  add_candidates(search, from, to);
 
   struct Node {
     double cost = std::numeric_limits<double>::infinity();
@@ -171,12 +187,13 @@ std::vector<RedistributeStep> plan_redistribute(const std::vector<std::int64_t>&
     const auto layout = search.layout(best);
     const auto bytes = search.local_bytes(layout);
     for (std::size_t m = 0; m < layout.size(); ++m) {
-      for (const auto& option : search.candidates[m]) {
+      if (cut_by_later(layout, m, layout[m])) continue;
+      const auto rest = best - search.weights[m] * search.digit(best, m);
+      for (std::size_t i = 0; i < search.candidates[m].size(); ++i) {
+        const auto& option = search.candidates[m][i];
         const auto kind = option == layout[m] ? std::nullopt : direct_step(layout[m], option);
-        if (!kind || cut_by_later(layout, m, layout[m]) || cut_by_later(layout, m, option)) continue;
-        auto next = layout;
-        next[m] = option;
-        auto& node = nodes[search.state_of(next)];
+        if (!kind || cut_by_later(layout, m, option)) continue;
+        auto& node = nodes[rest + search.weights[m] * i];
         // A step of no cost still counts, so that a plan has no detours.
         const auto cost = nodes[best].cost + 1 + redistribute_cost(layout[m], option, bytes, mesh_shape[m]);
         if (cost < node.cost) {

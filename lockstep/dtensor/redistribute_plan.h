@@ -1,6 +1,7 @@
 // How to get from one layout to another: a pure function from placements to a list of collectives. The
 // cheapest list is found by a shortest-path search over layouts, so the order of steps is chosen too: a mesh
-// dimension is cut before another one is reduced, a partial is reduced while the tensor is still cut.
+// dimension is cut before another one is reduced, a partial is reduced while the tensor is still cut, and a
+// tensor may be cut for a while as neither layout cuts it.
 //
 //   plan_redistribute({1024, 1024}, 4, {2, 4}, {Partial(), Replicate()}, {Replicate(), Shard(0)})
 //     == { mesh dim 1: Replicate() -> Shard(0), local chunk;  mesh dim 0: Partial(sum) -> Replicate(), all_reduce }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "lockstep/dtensor/internal/shard_math.h"
 
@@ -96,6 +97,78 @@ TEST(RedistributePlan, ReachesEveryLayoutFromEveryOtherOnTwoAndThreeDimensions) 
     }
   }
   EXPECT_EQ(pairs, 25 * 25 + 125 * 125);
+}
+
+// What a plan costs, each step 1 more than its bytes.
+double cost_of(const Steps& plan, const std::vector<std::int64_t>& sizes,
+               const std::vector<std::int64_t>& mesh, Placements layout) {
+  double cost = 0;
+  for (const auto& step : plan) {
+    double bytes = 4;
+    const std::vector<std::int64_t> first(mesh.size(), 0);
+    for (const auto size : dtensor_internal::local_sizes(sizes, layout, mesh, first))
+      bytes *= static_cast<double>(size);
+    const auto m = static_cast<std::size_t>(step.mesh_dim);
+    cost += 1 + redistribute_cost(step.from, step.to, bytes, mesh[m]);
+    layout[m] = step.to;
+  }
+  return cost;
+}
+
+// Whether some collective leads from one to the other, and no later cut forbids it.
+bool is_step(const Placements& layout, std::size_t m, const Placement& to) {
+  const auto& from = layout[m];
+  if (from == to || (from.is_partial() && to.is_partial()) || (from.is_shard() && to.is_partial()))
+    return false;
+  for (std::size_t later = m + 1; later < layout.size(); ++later) {
+    for (const auto& changed : {from, to}) {
+      if (changed.is_shard() && layout[later].is_shard(changed.dim())) return false;
+    }
+  }
+  return true;
+}
+
+// The least cost of every way, through any layouts at all: by relaxing every step until nothing changes.
+double least_cost(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& mesh,
+                  const Placements& from, const Placements& to) {
+  const auto all = layouts(mesh.size());
+  std::vector<double> least(all.size(), std::numeric_limits<double>::infinity());
+  const auto index = [&](const Placements& layout) {
+    return static_cast<std::size_t>(std::ranges::find(all, layout) - all.begin());
+  };
+  least[index(from)] = 0;
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      for (std::size_t m = 0; m < mesh.size(); ++m) {
+        for (const auto& option : kAll) {
+          if (!is_step(all[i], m, option)) continue;
+          auto next = all[i];
+          next[m] = option;
+          const RedistributeStep step{{}, static_cast<int>(m), all[i][m], option};
+          const auto cost = least[i] + cost_of({step}, sizes, mesh, all[i]);
+          if (cost >= least[index(next)]) continue;
+          least[index(next)] = cost;
+          changed = true;
+        }
+      }
+    }
+  }
+  return least[index(to)];
+}
+
+TEST(RedistributePlan, IsTheCheapestOfAllWays) {
+  for (const auto& sizes : {std::vector<std::int64_t>{12, 8}, {4096, 3000}}) {
+    for (const auto& mesh : {std::vector<std::int64_t>{4}, {2, 3}}) {
+      for (const auto& from : layouts(mesh.size())) {
+        for (const auto& to : layouts(mesh.size())) {
+          const auto plan = plan_redistribute(sizes, 4, mesh, from, to);
+          EXPECT_DOUBLE_EQ(cost_of(plan, sizes, mesh, from), least_cost(sizes, mesh, from, to))
+              << to_string(from) << " -> " << to_string(to) << " of " << sizes[0] << " rows";
+        }
+      }
+    }
+  }
 }
 
 TEST(RedistributePlan, EachPairOfKindsIsItsCollective) {

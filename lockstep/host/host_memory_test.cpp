@@ -173,6 +173,8 @@ bool refuse_nth(const Call& call, Way way, int n, bool lasting) {
       const auto status = way(rank, made.op(), refusal, n, lasting);
       EXPECT_NE(status, LOCKSTEP_PENDING) << call.name << ", allocation " << n << ": it never ends";
       EXPECT_TRUE(status == LOCKSTEP_OK || refusal.happened || call.alone) << rank.error();
+      EXPECT_FALSE(call.alone && status == LOCKSTEP_OK)
+          << call.name << ", allocation " << n << ": nobody took it";
       // It may have failed before the other rank could notice.
       if (status != LOCKSTEP_OK) rank.table().comm_abort(rank.comm(), "no memory");
       over = true;

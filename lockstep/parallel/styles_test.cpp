@@ -31,6 +31,25 @@ torch::nn::Sequential four_layers(double shift) {
   return net;
 }
 
+// Passes its input on, and no gradient.
+struct Stop : torch::autograd::Function<Stop> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    return {at::Tensor()};
+  }
+};
+
+TEST(ParallelizeModule, AParameterThatNoGradientReachesHasNone) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    torch::nn::Linear layer(4, 6);
+    parallelize_module(*layer, mesh, ColwiseParallel{.use_local_output = false});
+    Stop::apply(layer->weight).sum().backward();
+    EXPECT_FALSE(layer->weight.grad().defined());
+  });
+}
+
 TEST(PairwiseParallel, GivesWhatOneProcessGivesWithOneReductionPerPair) {
   // Four ranks have 5, 5, 5 and 3 of 18 features, five ranks 3, 3, 3, 3 and none of 12.
   for (const int n : {2, 3, 4, 5}) {

@@ -86,16 +86,20 @@ Milliseconds Agent::timeout_or_default(const std::optional<Milliseconds>& timeou
 // and must find it known.
 void Agent::add_worker(const WorkerInfo& info, const Bytes& address) {
   if (info.id == options_.self.id) return;
-  // Known before its first message can arrive; found only when messages to it have a way.
-  directory_->add(info);
+  // Known before its first message can arrive; found only when messages to it have a way, which its first
+  // message proves as well (take()).
+  const std::uint64_t incarnation = directory_->add(info);
+  ++n_joining_;
   try {
     for (const auto& service : services_) service->on_joined(info.id);
     transport_->add_peer(info.id, info.name, address);
+    directory_->list(info.id, incarnation);
+    --n_joining_;
   } catch (...) {
-    directory_->end(info.id, "it could not be added: " + base::current_failure().message);
+    --n_joining_;
+    take_loss(info.id, "it could not be added: " + base::current_failure().message, false, incarnation);
     throw;
   }
-  directory_->list(info.id);
 }
 
 void Agent::remove_worker(WorkerId id, const std::string& cause) {

@@ -276,6 +276,7 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   std::atomic<bool> ends_expected_{false};
   std::atomic<CallExtension*> extension_{nullptr};
   std::atomic<std::size_t> n_running_{0};
+  std::atomic<int> n_joining_{0};                   // workers that add_worker() is adding
   std::atomic<int> n_in_row_{0};                    // messages the poller found one after the other
   std::atomic<std::int64_t> typical_ns_{0};         // time that a request takes
   std::array<HandlerEntry, kMaxKinds> handlers_;    // constant after start

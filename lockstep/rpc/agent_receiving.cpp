@@ -108,6 +108,8 @@ void Agent::take(transport::Event event, Taker taker) {
     }
     return;
   }
+  // Its request may run before add_worker() has returned, and call it back.
+  if (n_joining_.load(std::memory_order_acquire) != 0) directory_->list(event.from);
   if ((event.message.kind & kAnswer) == 0) {
     take_request(event.from, std::move(event.message), taker);
   } else if (taker == Taker::kPoller) {

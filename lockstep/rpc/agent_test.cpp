@@ -115,26 +115,28 @@ Future<int> forget_and_keep() {
 }
 LOCKSTEP_RPC_FUNCTION(forget_and_keep);
 
-// Blocks where a peer is added.
+// Blocks where a peer is added: before it can be reached, and after.
 class GatedTransport final : public TransportWrapper {
  public:
-  GatedTransport(std::unique_ptr<transport::Transport> inner, Gate& adding)
-      : TransportWrapper(std::move(inner)), adding_(adding) {}
+  GatedTransport(std::unique_ptr<transport::Transport> inner, Gate& adding, Gate& added)
+      : TransportWrapper(std::move(inner)), adding_(adding), added_(added) {}
   void add_peer(WorkerId id, const std::string& name, const Bytes& address) override {
     adding_.pass();
     TransportWrapper::add_peer(id, name, address);
+    added_.pass();
   }
 
  private:
   Gate& adding_;
+  Gate& added_;
 };
 
 TEST(Agent, ListsANewcomerOnlyWhenCallsReachIt) {
   const auto exchange = transport::InProcessExchange::create({});
-  Gate adding;
+  Gate adding, added;
   const auto newcomer = Agent::start({.self = {.id = 1, .name = "new"}}, exchange->join(1));
   const auto agent = Agent::start({.self = {.id = 0, .name = "old"}},
-                                  std::make_unique<GatedTransport>(exchange->join(0), adding));
+                                  std::make_unique<GatedTransport>(exchange->join(0), adding, added));
   newcomer->add_worker({.id = 0, .name = "old"}, agent->address());
   {
     const base::Thread joins("joins",
@@ -144,6 +146,11 @@ TEST(Agent, ListsANewcomerOnlyWhenCallsReachIt) {
     EXPECT_TRUE(says(caught([&] { agent->find("new"); }), "there is no worker named"));
     EXPECT_TRUE(says(caught([&] { agent->find(1); }), "there is no worker with number 1; there are old (0)"));
     adding.open();
+    until([&] { return added.n_came() == 1; });
+    EXPECT_EQ(agent->workers().size(), 1u);
+    internal::ping(*newcomer, 0, 10s).wait();
+    EXPECT_EQ(agent->workers().size(), 2u) << "what it asks for may call it back";
+    added.open();
   }
   EXPECT_EQ(agent->workers().size(), 2u);
   EXPECT_NO_THROW(internal::ping(*agent, agent->find("new").id, 10s).wait());

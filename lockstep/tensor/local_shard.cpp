@@ -34,7 +34,9 @@ at::Tensor with_local_shard(const at::Tensor& like, at::Tensor local) {
 }
 
 at::Tensor placed_as(const at::Tensor& gradient, const at::Tensor& parameter) {
-  return has_shards(parameter) ? sharded_tensors()->placed_as(gradient, parameter) : gradient;
+  // Undefined: a function that passes no gradient on. It stays that.
+  const bool placed = gradient.defined() && has_shards(parameter);
+  return placed ? sharded_tensors()->placed_as(gradient, parameter) : gradient;
 }
 
 at::Tensor gradient_of_shard(const at::Tensor& parameter, at::Tensor local) {

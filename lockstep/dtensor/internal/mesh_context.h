@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,6 +21,7 @@
 #include "lockstep/dtensor/internal/result_pool.h"
 #include "lockstep/dtensor/internal/shard_math.h"
 #include "lockstep/dtensor/placement.h"
+#include "lockstep/dtensor/redistribute_plan.h"
 #include "lockstep/mesh/device_mesh.h"
 
 namespace lockstep::dtensor_internal {
@@ -77,6 +79,10 @@ class MeshContext : public std::enable_shared_from_this<MeshContext> {
 
   const Layout* layout(const Placements& placements) const;
   DecisionCache& decisions() const { return decisions_; }
+  // Between two layouts of this context, for a tensor of these whole sizes; searched once. Lives as long as the
+  // context.
+  const std::vector<RedistributeStep>& plan(const Layout& from, const Layout& to, at::IntArrayRef sizes,
+                                            std::size_t item_size) const;
   const ResultPool& results() const { return results_; }
 
   // The generator of random operators, which all ranks of the mesh advance alike. Undefined until set.
@@ -92,6 +98,8 @@ class MeshContext : public std::enable_shared_from_this<MeshContext> {
   mutable std::deque<Layout> layouts_;  // guarded by mutex_; entries never move and never change
   mutable at::Generator generator_;     // guarded by mutex_
   mutable DecisionCache decisions_;
+  // guarded by mutex_; entries never move and never change
+  mutable std::map<Sizes, std::vector<RedistributeStep>> plans_;
   const ResultPool results_;
 };
 

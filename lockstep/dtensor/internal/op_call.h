@@ -96,6 +96,9 @@ class OpCall {
   // or empty.
   std::vector<bool> dims(const char* argument_name, std::int64_t ndim) const;
 
+  // Counts references to the tensors, for what overwrites or consumes the stack's slots and reads sizes
+  // afterwards.
+  void own_tensors();
   // Copies the arguments, for what reads them after the operator has taken them off the stack.
   void keep_arguments();
 

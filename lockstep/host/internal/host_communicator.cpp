@@ -100,9 +100,14 @@ bool HostCommunicator::deliver_at_once(const std::shared_ptr<Posted>& posted) {
     // Not first: another was posted before it, or a driver that has given up the flag since has taken it.
     if (!new_p2p_.empty() && new_p2p_.front() == posted) own.splice(own.end(), new_p2p_, new_p2p_.begin());
   }
-  if (!own.empty()) {
-    submit(std::move(own));
-    advance_p2p_operations();
+  try {
+    if (!own.empty()) {
+      submit(std::move(own));
+      advance_p2p_operations();
+    }
+  } catch (...) {
+    stop_driving();  // what is left is the worker's
+    return false;
   }
   driven_.store(false, std::memory_order_seq_cst);
   return !busy();

@@ -219,8 +219,8 @@ std::optional<Failure> HostCommunicator::late_p2p(P2pOperation& p2p, Deadline de
                     p2p.peer < 0 ? "" : ", which " + describe_last(members_->block(p2p.peer)));
   }
   if (matcher_.withdraw(p2p)) {
+    p2p.failure = failure;  // before `over`, which without a failure is success: this copy may find no memory
     p2p.over = true;
-    p2p.failure = failure;
     return failure;
   }
   return break_with(std::move(failure));

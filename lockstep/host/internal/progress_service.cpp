@@ -46,9 +46,11 @@ void ProgressService::add(Served& served) {
   const base::MutexLock telling(telling_);
   {
     const base::MutexLock lock(mutex_);
-    served_.push_back(&served);
+    // Before anything is changed: a communicator that finds no memory here is destroyed without remove().
+    served_.reserve(served_.size() + 1);
     // For engage(), which follows a post that cannot be undone and must not want memory.
-    engaged_.reserve(engaged_.size() + served_.size());
+    engaged_.reserve(engaged_.size() + served_.size() + 1);
+    served_.push_back(&served);
   }
   for (const auto& [rank, cause] : lost_) {
     if (served.needs(rank)) served.lost(rank, cause);

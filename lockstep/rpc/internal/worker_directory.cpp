@@ -6,7 +6,7 @@
 namespace lockstep::rpc::internal {
 
 // Entries are never erased: messages about a worker that is gone can still name it, and say why.
-void WorkerDirectory::add(const WorkerInfo& info) {
+std::uint64_t WorkerDirectory::add(const WorkerInfo& info) {
   const base::MutexLock lock(mutex_);
   const auto old = entries_.find(info.id);
   if (old != entries_.end() && !old->second.gone) {
@@ -20,11 +20,14 @@ void WorkerDirectory::add(const WorkerInfo& info) {
     }
   }
   entries_[info.id] = {.name = info.name, .incarnation = ++n_incarnations_};
+  return n_incarnations_;
 }
 
-void WorkerDirectory::list(WorkerId id) {
+void WorkerDirectory::list(WorkerId id, std::uint64_t incarnation) {
   const base::MutexLock lock(mutex_);
-  entries_.at(id).listed = true;
+  const auto entry = entries_.find(id);
+  if (entry == entries_.end() || (incarnation != 0 && entry->second.incarnation != incarnation)) return;
+  entry->second.listed = true;
 }
 
 // True for exactly one caller per incarnation: who gets it reports the loss, so a loss seen by several
@@ -108,7 +111,7 @@ std::vector<WorkerId> WorkerDirectory::gone() const {
   const base::MutexLock lock(mutex_);
   std::vector<WorkerId> list;
   for (const auto& [id, entry] : entries_) {
-    if (entry.gone) list.push_back(id);
+    if (entry.gone && entry.listed) list.push_back(id);
   }
   return list;
 }

@@ -17,9 +17,10 @@ class WorkerDirectory {
  public:
   // Takes its number and its name; what arrives from it is accepted from now on. It cannot be found before
   // list(). Raises kUsage when the number or the name is taken.
-  void add(const WorkerInfo& info);
-  // From now on it can be found: messages to it have a way.
-  void list(WorkerId id);
+  // Returns its incarnation.
+  std::uint64_t add(const WorkerInfo& info);
+  // From now on it can be found: messages to it have a way. 0: whoever has the number.
+  void list(WorkerId id, std::uint64_t incarnation = 0);
   // From now on it is known as gone, for messages; its name may come back under another number. False when it
   // was gone already. `incarnation`: only if it is still the same (0: whoever it is).
   bool end(WorkerId id, const std::string& cause, std::uint64_t incarnation = 0);
@@ -32,7 +33,7 @@ class WorkerDirectory {
   bool present(WorkerId id) const;
   // Those that are there and listed, by number.
   std::vector<WorkerInfo> present() const;
-  // Those that are gone, by number.
+  // Those that were listed and are gone, by number.
   std::vector<WorkerId> gone() const;
   // Why it is gone, as a failure.
   Failure lost(WorkerId id, const std::string& what) const;
