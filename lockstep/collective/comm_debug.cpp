@@ -61,7 +61,7 @@ std::string CommDebugScope::describe() const {
   return text.empty() ? "none" : text;
 }
 
-void count_operation(OpType type) noexcept {
+void internal::count_operation(OpType type) noexcept {
   auto& open = open_scopes();
   if (open.n.load(std::memory_order_relaxed) == 0) [[likely]]
     return;

@@ -5,7 +5,7 @@
 //   EXPECT_EQ(scope.count(OpType::kAllReduce), 1);
 //
 // Counts what this rank starts on any of its threads, backward passes included: the whole process, or inside
-// run_threads this rank's threads. Operations of a CoalescingScope count as the one they become. Scopes nest
+// run_threads this rank's threads (there not autograd's threads of other devices, which belong to no rank). Operations of a CoalescingScope count as the one they become. Scopes nest
 // and may overlap; each counts all. Thread safety: every method may be called from any thread.
 #pragma once
 
@@ -17,6 +17,10 @@
 #include "lockstep/group/work.h"
 
 namespace lockstep {
+
+namespace internal {
+void count_operation(OpType type) noexcept;  // once per operation that is started
+}
 
 class CommDebugScope {
  public:
@@ -32,13 +36,10 @@ class CommDebugScope {
   std::string describe() const;
 
  private:
-  friend void count_operation(OpType type) noexcept;
+  friend void internal::count_operation(OpType type) noexcept;
   static constexpr std::size_t kTypes = 128;
   const void* const rank_;  // the rank thread that made it; null in a process of one rank
   std::array<std::atomic<std::int64_t>, kTypes> counts_{};
 };
-
-// Called once per operation that is started; for collective/.
-void count_operation(OpType type) noexcept;
 
 }  // namespace lockstep

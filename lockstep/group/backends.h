@@ -25,8 +25,8 @@ struct BackendOptions {
   std::shared_ptr<Store> store;  // private to this back end of this group
   int rank;
   int size;
-  Milliseconds timeout;  // the group's; of one operation: lockstep_op.deadline_ns
-  std::string group_name;
+  Milliseconds timeout;           // the group's; of one operation: lockstep_op.deadline_ns
+  std::string name;               // of the group
   std::vector<int> global_ranks;  // ranks in the world of the group's members
 };
 

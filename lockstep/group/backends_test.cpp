@@ -153,7 +153,7 @@ TEST(RegisterBackend, MakesACppClassABackEndOfGroups) {
   register_backend("Store_Sum", [](const BackendOptions& options) {
     EXPECT_EQ(options.size, static_cast<int>(options.global_ranks.size()));
     EXPECT_EQ(options.timeout, kPatience);
-    if (options.group_name == "1") {
+    if (options.name == "1") {
       EXPECT_EQ(options.global_ranks, (std::vector<int>{0, 2}));
     }
     return std::make_unique<StoreBackend>(options);

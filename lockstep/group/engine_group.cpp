@@ -219,7 +219,7 @@ std::shared_ptr<comm::Communicator> EngineGroupState::join() const {
                             .rank = rank(),
                             .size = size(),
                             .timeout = shared().timeout.load(),
-                            .group_name = name(),
+                            .name = name(),
                             .global_ranks = identity.members.ranks()};
   const JoiningScope scope(told);
   std::shared_ptr<comm::Communicator> parent;
