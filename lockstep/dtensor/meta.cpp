@@ -2,6 +2,7 @@
 
 #include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 
@@ -66,6 +67,18 @@ c10::SmallVector<std::int64_t, 6> global_strides(at::IntArrayRef sizes, const at
   return strides;
 }
 
+// A tensor's keys are those of the mode it is made in. In inference mode that is wrong for one whose local
+// tensor is an ordinary one, the view of a parameter: as libtorch's own views it stays ordinary.
+c10::intrusive_ptr<c10::TensorImpl> make_impl(const at::Tensor& local, c10::DispatchKeySet keys) {
+  c10::Storage storage(no_memory(local.device()));
+  if (!c10::InferenceMode::is_enabled() || local.is_inference())
+    return c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, local.dtype());
+  const auto backend = keys.highestBackendKey();
+  keys = keys | c10::getAutocastRelatedKeySetFromBackend(backend) |
+         c10::getAutogradRelatedKeySetFromBackend(backend);
+  return c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage), keys, local.dtype());
+}
+
 }  // namespace
 
 void Meta::set_pending(Work work) {
@@ -94,8 +107,7 @@ at::Tensor wrap(at::Tensor local, at::IntArrayRef sizes, std::shared_ptr<const M
   const auto dense = local.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
   auto keys = c10::DispatchKeySet({kKey, dense});
   if (style) keys = keys.add(kStyleKey);
-  auto impl =
-      c10::make_intrusive<c10::TensorImpl>(c10::Storage(no_memory(local.device())), keys, local.dtype());
+  auto impl = make_impl(local, keys);
   // Or torch::save would write a file without the values. On other devices the engine may ask for the storage.
   if (local.is_cpu()) impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
   impl->set_sizes_and_strides(sizes, strides);

@@ -1,4 +1,5 @@
 // Stock modules and optimizers of libtorch on sharded parameters, against one process.
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
@@ -202,6 +203,34 @@ TEST(Modules, DropoutIsThatOfOneProcess) {
       expect_whole(kept, mask > 0, "mask");
     }
     expect_whole(std::get<0>(at::native_dropout(x, 0.25, false)), waves({5, 4}), "not in training");
+  });
+}
+
+TEST(Modules, WorkInInferenceMode) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    Mlp one, many;
+    shard_mlp(many, mesh);
+    const c10::InferenceMode inference;
+    const auto x = waves({5, 8});
+    expect_whole(many->forward(distribute_tensor(x, mesh)), one->forward(x), "result");
+  });
+}
+
+TEST(Modules, AreCastByAutocast) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    Mlp one, many;
+    shard_mlp(many, mesh);
+    const auto x = waves({5, 8});
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const auto expected = one->forward(x), actual = many->forward(distribute_tensor(x, mesh));
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    EXPECT_EQ(actual.scalar_type(), expected.scalar_type());
+    EXPECT_EQ(expected.scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(at::allclose(full_tensor(actual).to(at::kFloat), expected.to(at::kFloat), 0.02, 0.02));
   });
 }
 

@@ -80,16 +80,23 @@ Stack with_tensors(const Stack& arguments, const std::vector<at::Tensor>& tensor
   return result;
 }
 
-// `value` under `placements`. A partial sum is cut into different shares, of integers into all and nothing.
+// Rank r's share of a value that is partial over n ranks. Shares differ; those of an integer sum are all and
+// nothing.
+at::Tensor share_of(const at::Tensor& value, ReduceOp::Kind kind, double r, double n) {
+  if (kind == ReduceOp::kMax) return r == 0 ? value : value - r;
+  if (!value.is_floating_point() && !value.is_complex()) return value * (r == 0 ? 1 : 0);
+  const auto share = (r + 1) / (n * (n + 1) / 2);
+  return value * (kind == ReduceOp::kAvg ? n * share : share);
+}
+
+// `value` under `placements`.
 at::Tensor placed(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
   const auto context = MeshContext::of(mesh, "placed");
   auto part = value;
   for (std::size_t m = 0; m < placements.size(); ++m) {
     if (!placements[m].is_partial()) continue;
-    const auto n = static_cast<double>(context->shape()[m]);
-    const auto r = static_cast<double>(context->coordinate()[m]);
-    part = value.is_floating_point() || value.is_complex() ? part * ((r + 1) / (n * (n + 1) / 2))
-                                                           : part * (r == 0 ? 1 : 0);
+    part = share_of(part, placements[m].op(), static_cast<double>(context->coordinate()[m]),
+                    static_cast<double>(context->shape()[m]));
   }
   const auto* layout = context->layout(placements);
   return wrap(slice_for(part, *layout).clone(), value.sizes(), context, layout);
@@ -136,13 +143,14 @@ bool of_short_run(const Operator& op, std::size_t a, std::size_t b, std::size_t 
   return long_testing::enabled() || (a + b + shift) % n == 0;
 }
 
-// The placements on one mesh dimension that the rule admits for these arguments.
+// The placements on one mesh dimension that the rule admits for these arguments, placed as `now`.
 std::vector<Alternative> admitted(const Operator& op, const Stack& sample, const DeviceMesh& mesh,
-                                  std::size_t dim) {
-  std::vector<at::Tensor> replicas;
-  for (const auto& tensor : tensors_in(sample))
-    replicas.push_back(placed(tensor, mesh, Placements(mesh.shape().size())));
-  const auto arguments = with_tensors(sample, replicas);
+                                  std::size_t dim, const Placement& now) {
+  Placements placements(mesh.shape().size());
+  placements[dim] = now;
+  std::vector<at::Tensor> given;
+  for (const auto& tensor : tensors_in(sample)) given.push_back(placed(tensor, mesh, placements));
+  const auto arguments = with_tensors(sample, given);
   const OpCall probe(op, arguments.data());
   std::vector<Sizes> sizes;
   std::vector<std::vector<bool>> uneven;
@@ -152,6 +160,23 @@ std::vector<Alternative> admitted(const Operator& op, const Stack& sample, const
   }
   const auto decision = decide(probe);
   return alternatives_of(probe, {dim, mesh.shape()[dim], sizes, uneven, decision->result_sizes});
+}
+
+// All of them: what is admitted for replicas, and on meshes of one dimension the partials of other kinds, which
+// a rule admits where an input has one. Averages and maxima of numbers with a fraction.
+std::vector<Alternative> admitted(const Operator& op, const Stack& sample, const DeviceMesh& mesh,
+                                  std::size_t dim) {
+  auto all = admitted(op, sample, mesh, dim, Replicate());
+  const bool fractions =
+      std::ranges::all_of(tensors_in(sample), [](const at::Tensor& t) { return t.is_floating_point(); });
+  if (op.writes || op.is_view || !fractions || mesh.ndim() > 1) return all;
+  for (const auto kind : {ReduceOp::kAvg, ReduceOp::kMax}) {
+    for (auto& alternative : admitted(op, sample, mesh, dim, Partial(kind))) {
+      if (std::ranges::find(alternative.inputs, Placement(Partial(kind))) != alternative.inputs.end())
+        all.push_back(std::move(alternative));
+    }
+  }
+  return all;
 }
 
 std::string text_of(const Operator& op, const std::vector<Placements>& inputs) {
