@@ -92,7 +92,12 @@ __attribute__((target("avx,f16c"))) void narrow_8s(const float* from, std::uint1
   }
 }
 bool has_8s() {
+#ifdef __clang__
+  // Which knows "f16c" here from version 16 on only. Every processor with AVX2 has it.
+  static const bool has = __builtin_cpu_supports("avx2");
+#else
   static const bool has = __builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c");
+#endif
   return has;
 }
 #else
