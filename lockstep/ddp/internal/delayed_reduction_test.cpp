@@ -55,7 +55,8 @@ TEST(BackwardOptimizers, StepTheParametersTheyWereFusedTo) {
     const std::vector<bool> dense{false, false};
     EXPECT_TRUE(refuses(ErrorKind::kUsage, "", [&] { optimizers.fuse(nullptr, {}, named.tensors, dense); }));
     const auto stranger = torch::ones({2}).requires_grad_();
-    EXPECT_TRUE(refuses(ErrorKind::kUsage, "", [&] { optimizers.fuse(sgd, {stranger}, named.tensors, dense); }));
+    EXPECT_TRUE(
+        refuses(ErrorKind::kUsage, "", [&] { optimizers.fuse(sgd, {stranger}, named.tensors, dense); }));
     EXPECT_FALSE(optimizers.any());
     optimizers.fuse(sgd, {named.tensors[0]}, named.tensors, dense);
     EXPECT_TRUE(optimizers.any());
