@@ -84,6 +84,8 @@ lockstep_status status_of(ErrorKind kind) noexcept {
   return LOCKSTEP_INTERNAL;
 }
 
+// What comes from a plug-in is not trusted to be of this version: struct_size is looked at before any other
+// field, and abi_version before the entries, whose meaning depends on it.
 Engine::Engine(const lockstep_engine* table, std::string origin) : given_(table), origin_(std::move(origin)) {
   if (table == nullptr) refuse(origin_, base::cat(LOCKSTEP_ENGINE_SYMBOL, "() returned null"));
   if (table->struct_size < offsetof(lockstep_engine, name)) {
@@ -122,6 +124,7 @@ lockstep_status OpHandle::wait(Deadline deadline) {
 
 std::string OpHandle::last_error() {
   char message[kErrorCapacity] = "";
+  // Ended here too, and below: a plug-in may fill the buffer to its end.
   if (handle_ != nullptr) table_->last_error(handle_, message, sizeof message);
   message[sizeof message - 1] = '\0';
   return message;
@@ -131,7 +134,7 @@ std::shared_ptr<Communicator> Communicator::create(const Engine& engine, const l
   lockstep_comm* comm = nullptr;
   char message[kErrorCapacity] = "";
   lockstep_comm_config full = config;
-  full.engine = engine.given();
+  full.engine = engine.given();  // the plug-in's own table, not the copy
   const auto status = engine.table().comm_create(&full, &comm, message, sizeof message);
   message[sizeof message - 1] = '\0';
   if (status != LOCKSTEP_OK || comm == nullptr) {
@@ -150,6 +153,7 @@ Communicator::~Communicator() {
   engine_.table().comm_destroy(comm_, told || cause_.empty() ? nullptr : cause_.c_str());
 }
 
+// A refused operation may have a handle, which has the reason.
 lockstep_status Communicator::post(const lockstep_op& op, OpHandle& out) noexcept {
   lockstep_handle* handle = nullptr;
   const auto status = engine_.table().post(comm_, &op, &handle);

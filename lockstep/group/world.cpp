@@ -21,6 +21,10 @@ using internal::RankUse;
 using internal::still_there;
 using internal::Worlds;
 
+// current_worlds(): those of the rank thread that calls, inside run_threads, otherwise those of the process. All
+// functions below go through it, so that code written for one rank per process runs unchanged as a rank thread.
+// Its own mutex guards it; nothing here holds a lock.
+
 void init_process_group(InitOptions options) {
   internal::timed_call("init_process_group", options.where, nullptr,
                        [&] { current_worlds().enter(options); });
@@ -42,6 +46,7 @@ std::string load_engine(const std::string& path) {
 }
 
 bool is_available() noexcept {
+  // torch can be built without its distributed part; this library cannot.
   return true;
 }
 
@@ -187,7 +192,8 @@ void run_threads(int n, const std::function<void(int rank)>& fn, RunThreadsOptio
   ThreadJob job{
       .fn = fn, .options = options, .n = n, .store = std::make_shared<HashStore>(), .mutex = {}, .first = {}};
   {
-    // Joined at the end of the block.
+    // Joined at the end of the block, also when a thread cannot be started: those that run then wait for ranks
+    // that never come, until the timeout of their init.
     std::vector<base::Thread> threads;
     for (int rank = 0; rank < n; ++rank) {
       threads.emplace_back(base::cat("rank ", rank), [&job, rank] { run_rank(job, rank); });

@@ -146,6 +146,8 @@ void ZeroCore::partition() {
     for (const auto& parameter : group.params()) of_group.push_back(internal::local_shard(parameter).numel());
     partitioned_.push_back(group.params());
   }
+  // Of a sharded parameter the sizes of this rank's piece. The ranks of this group hold the same piece, each of
+  // its own mesh (refuse_own_mesh): with different sizes they would compute different owners.
   owners_ = partition_parameters(numels, group_->size());
   optim_ = make_(own_groups());
   add_initial_state();
@@ -217,6 +219,8 @@ bool ZeroCore::shadow_iteration() {
 }
 
 at::Tensor ZeroCore::step_together(LossClosure closure) {
+  // The order matters: owners first, since a group that was added has none; the whole state is outdated before
+  // anything can fail; parameters are sent after the closure and the step.
   adopt_changes();
   consolidated_.reset();
   at::Tensor loss = local_step(std::move(closure));
@@ -299,6 +303,7 @@ void ZeroCore::consolidate_state_dict(int to) {
   consolidated_.reset();
   OptimizerStateDict whole = own_state_dict();
   const bool mine = to == group_->rank();
+  // Collective: ranks that keep nothing still send.
   auto shares = gather_object(whole, {.group_dst = to, .group = group_, .where = options_.where});
   if (!mine) return;
   for (auto& share : shares) whole.state.merge(share.state);
@@ -334,6 +339,7 @@ void ZeroCore::load_state_dict(const OptimizerStateDict& dict) {
     const internal::Lend lend(*this, *optim_, kShare);
     set_optimizer_state_dict(*optim_, share);
   }
+  // Made anew: the options that were loaded are those it is constructed with.
   optim_ = make_(own_groups());
   add_initial_state();
   consolidated_.reset();

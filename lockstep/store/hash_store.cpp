@@ -82,6 +82,10 @@ HashStore::HashStore(std::shared_ptr<Data> data, Milliseconds timeout)
     : data_(std::move(data)), timeout_(timeout) {}
 HashStore::~HashStore() = default;
 
+// Every method is one critical section of the data's mutex, so each is atomic to all handles (clone() shares
+// the data). Waits release it; what they looked at before may have changed when they return, which is why
+// wait_all() starts over and multi_get() reads in the same section as the last look.
+
 void HashStore::set(const std::string& key, std::span<const std::uint8_t> value) {
   Bytes bytes = to_bytes(value);  // large values are copied outside the lock
   const base::MutexLock lock(data_->mutex);
@@ -106,6 +110,8 @@ Bytes HashStore::compare_set(const std::string& key, std::span<const std::uint8_
   const base::MutexLock lock(data_->mutex);
   const auto found = data_->values.find(key);
   const bool absent = found == data_->values.end();
+  // As torch has it: an absent key is only set by an empty `expected`, and otherwise `expected` comes back,
+  // although the key does not have that value.
   if (absent && !expected.empty()) return to_bytes(expected);
   if (!absent && !std::ranges::equal(found->second, expected)) return found->second;
   data_->store(key, to_bytes(desired));
@@ -171,6 +177,8 @@ void HashStore::multi_set(std::span<const std::string> keys, std::span<const Byt
 void HashStore::queue_push(const std::string& key, std::span<const std::uint8_t> value) {
   const base::MutexLock lock(data_->mutex);
   data_->queues[key].push_back(to_bytes(value));
+  // Two kinds of sleepers: those of wait() and get() all see that the key exists now; of those of queue_pop()
+  // one can have the entry.
   data_->wake(key);
   if (const auto found = data_->waiters.find(key); found != data_->waiters.end()) {
     found->second.pushed.notify_one();
@@ -181,6 +189,7 @@ Bytes HashStore::queue_pop(const std::string& key) {
   const base::MutexLock lock(data_->mutex);
   const Milliseconds timeout = timeout_;
   const auto ready = [&]() LOCKSTEP_REQUIRES(data_->mutex) { return data_->queues.contains(key); };
+  // Between a push's notification and this thread's waking another may pop: then sleep() goes on.
   if (!ready() && !data_->sleep(key, &Data::Waiters::pushed, Deadline::after(timeout), ready)) {
     internal::raise_wait_timeout("HashStore", timeout, {&key, 1});
   }

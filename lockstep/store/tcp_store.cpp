@@ -146,6 +146,10 @@ void TcpStore::State::join(int world_size, Milliseconds given, Deadline deadline
       ErrorFamily::kStore);
 }
 
+// Requests without a reply (set, append, multi_set, queue_push) are posted: the server executes the requests of
+// a connection in order, so a later one of this handle sees them, and one that failed is raised by the next
+// call. Everything else sends and reads its reply under the handle's mutex (run()).
+
 void TcpStore::set(const std::string& key, std::span<const std::uint8_t> value) {
   state_->run([&](TcpClient& client, Deadline deadline) {
     client.begin(Query::kSet).key(key).value(value).post(deadline);
@@ -163,6 +167,7 @@ std::vector<Bytes> TcpStore::multi_get(std::span<const std::string> keys) {
 std::vector<Bytes> TcpStore::State::get_all(std::span<const std::string> keys) {
   return run([&](TcpClient& connection, Deadline deadline) {
     const Milliseconds given = timeout.load();
+    // torch's server has no request that waits and answers with the values: there it takes two.
     if (connection.is_ours()) {
       connection.begin(Query::kGetWait).keys(keys).send(deadline);
       wait_status(connection, keys, given, deadline);
@@ -209,6 +214,7 @@ std::int64_t TcpStore::State::add_plainly(const std::string& key, std::int64_t a
         internal::add_to_counter(key, client->read_sized(deadline), amount);
       }
     } catch (const DistNetworkError&) {
+      // The server is gone: then the connection did not end because of the value.
     }
     base::raise(cause);
   }
@@ -235,6 +241,7 @@ void TcpStore::wait(std::span<const std::string> keys, std::optional<Millisecond
   if (keys.empty()) return;
   const Milliseconds given = timeout.value_or(state_->timeout.load());
   const Deadline deadline = Deadline::after(given);
+  // Its own deadline, not run()'s, which is that of the handle.
   state_->run([&](TcpClient& client, Deadline) {
     client.begin(client.is_ours() ? Query::kWaitExist : Query::kWait).keys(keys).send(deadline);
     state_->wait_status(client, keys, given, deadline);
@@ -325,6 +332,7 @@ std::int64_t TcpStore::queue_len(const std::string& key) {
   });
 }
 
+// A connection of its own, and no part of the server: that lives as long as the handles that opened it.
 std::unique_ptr<Store> TcpStore::clone() {
   const Milliseconds given = timeout();
   auto state = std::make_unique<State>();

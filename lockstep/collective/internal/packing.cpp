@@ -62,6 +62,9 @@ std::vector<at::Tensor> cut_like(const at::Tensor& buffer, const std::vector<at:
 
 }  // namespace
 
+// The parts must be what narrow() makes of one contiguous tensor, in order and without gaps: then part i begins
+// where part i - 1 ends within a row, and the distance of two rows is the sum of all parts. The engine is told
+// the number of rows only and derives the rest from the counts, so anything else would be read wrongly.
 std::uint64_t rows_of(const std::vector<at::Tensor>& list) {
   const auto& first = list.front();
   if (std::ranges::any_of(list, [](const auto& t) { return t.numel() == 0 || t.is_conj() || t.is_neg(); }))
@@ -119,6 +122,8 @@ at::Tensor packed(const std::vector<at::Tensor>& list) {
 }
 
 at::Tensor room_for(const std::vector<at::Tensor>& list, bool use_temporary, HeldTensors& held) {
+  // The results are the caller's tensors in either case; what is received elsewhere is copied into them when the
+  // operation has succeeded.
   held.results = list;
   if (!use_temporary && is_one_piece(list)) return list.front();
   auto buffer = flat(numel_of(list), list.front());
@@ -142,6 +147,7 @@ std::vector<at::Tensor> all_gather_parts(const CollectiveCall& call, const at::T
   const auto wire = call.wire_for_move(send.scalar_type());
   const auto units = static_cast<std::uint64_t>(wire.units);
   const auto numel = [&](std::size_t r) { return static_cast<std::int64_t>(counts[r] / units); };
+  // Every rank asks the same engine, so all choose the same form.
   const bool exact = call.offers(LOCKSTEP_ALL_GATHER_V);
   const auto longest = static_cast<std::int64_t>(std::ranges::max(counts) / units);
   auto from = plain(send).flatten();
@@ -171,6 +177,7 @@ std::vector<at::Tensor> all_gather_parts(const CollectiveCall& call, const at::T
     op.count = static_cast<std::uint64_t>(longest) * units;
   }
   ops.push_back(op);
+  // `op` has their addresses, and `counts` of the caller, which must live until the operation was posted.
   held.buffers.push_back(std::move(from));
   held.buffers.push_back(to);
   return parts;
