@@ -3,10 +3,8 @@
 // replaced operator new, which the plug-in uses too.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <new>
-
 #include "lockstep/base/path_testing.h"
+#include "lockstep/base/refused_memory_testing.h"
 #include "lockstep/engine/loader.h"
 #include "lockstep/engine/test_world.h"
 
@@ -15,36 +13,12 @@ namespace {
 thread_local int n_left = -1;  // allocations of this thread until one is refused; -1: none is
 thread_local bool refused = false;
 
-void* allocate(std::size_t n_bytes) {
-  if (n_left == 0) {
-    n_left = -1;
-    refused = true;
-    throw std::bad_alloc();
-  }
-  if (n_left > 0) --n_left;
-  if (void* block = std::malloc(n_bytes != 0 ? n_bytes : 1)) return block;
-  throw std::bad_alloc();
-}
-
 }  // namespace
 
-void* operator new(std::size_t n_bytes) {
-  return allocate(n_bytes);
-}
-void* operator new[](std::size_t n_bytes) {
-  return allocate(n_bytes);
-}
-void operator delete(void* block) noexcept {
-  std::free(block);
-}
-void operator delete[](void* block) noexcept {
-  std::free(block);
-}
-void operator delete(void* block, std::size_t) noexcept {
-  std::free(block);
-}
-void operator delete[](void* block, std::size_t) noexcept {
-  std::free(block);
+bool lockstep::testing::refuse_allocation() {
+  if (n_left < 0) return false;
+  refused = n_left-- == 0;
+  return refused;
 }
 
 namespace lockstep::comm {

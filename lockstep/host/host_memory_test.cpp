@@ -4,11 +4,10 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "lockstep/base/long_testing.h"
+#include "lockstep/base/refused_memory_testing.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/test_world.h"
 
@@ -46,34 +45,11 @@ bool is_worker() {
   return std::strcmp(name, "ls-progress") == 0;
 }
 
-void* allocate(std::size_t n_bytes) {
-  const bool refused = (mine != nullptr && mine->refuses()) ||
-                       (of_worker.left.load() >= 0 && is_worker() && of_worker.refuses());
-  if (!refused) {
-    if (void* block = std::malloc(n_bytes != 0 ? n_bytes : 1)) return block;
-  }
-  throw std::bad_alloc();
-}
-
 }  // namespace
 
-void* operator new(std::size_t n_bytes) {
-  return allocate(n_bytes);
-}
-void* operator new[](std::size_t n_bytes) {
-  return allocate(n_bytes);
-}
-void operator delete(void* block) noexcept {
-  std::free(block);
-}
-void operator delete[](void* block) noexcept {
-  std::free(block);
-}
-void operator delete(void* block, std::size_t) noexcept {
-  std::free(block);
-}
-void operator delete[](void* block, std::size_t) noexcept {
-  std::free(block);
+bool lockstep::testing::refuse_allocation() {
+  return (mine != nullptr && mine->refuses()) ||
+         (of_worker.left.load() >= 0 && is_worker() && of_worker.refuses());
 }
 
 namespace lockstep::comm {
@@ -126,18 +102,11 @@ constexpr Call kCalls[] = {{"a small all_reduce", LOCKSTEP_ALL_REDUCE, 4},
 // How rank 0 makes its call while allocations are refused.
 using Way = lockstep_status (*)(Rank&, const lockstep_op&, Refusal&, int n, bool lasting);
 
-lockstep_status by_run(Rank& rank, const lockstep_op& op, Refusal& refusal, int n, bool lasting) {
+template <auto call>
+lockstep_status by_caller(Rank& rank, const lockstep_op& op, Refusal& refusal, int n, bool lasting) {
   refusal.begin(n, lasting);
   mine = &refusal;
-  const auto status = rank.run(op);
-  mine = nullptr;
-  return status;
-}
-
-lockstep_status by_post_and_wait(Rank& rank, const lockstep_op& op, Refusal& refusal, int n, bool lasting) {
-  refusal.begin(n, lasting);
-  mine = &refusal;
-  const auto status = rank.post_and_wait(op);
+  const auto status = (rank.*call)(op);
   mine = nullptr;
   return status;
 }
@@ -203,10 +172,10 @@ INSTANTIATE_TEST_SUITE_P(Refused, HostMemory, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "FromThenOn" : "Once"; });
 
 TEST_P(HostMemory, ACallThatFindsNoneEndsAndSoDoesTheNext) {
-  refuse_each(by_run);
+  refuse_each(by_caller<&Rank::run>);
 }
 TEST_P(HostMemory, APostedOperationThatFindsNoneEndsAndSoDoesTheNext) {
-  refuse_each(by_post_and_wait);
+  refuse_each(by_caller<&Rank::post_and_wait>);
 }
 TEST_P(HostMemory, AWorkerThatFindsNoneEndsTheOperationAndGoesOn) {
   refuse_each(by_worker);

@@ -268,13 +268,18 @@ class DescriptorsOnTheirWay {
   int n_messages_ = 0;
 };
 
+// In a child, as root: the kernel counts descriptors in flight per user, and root's without a limit.
+void become_user_with_few_descriptors() {
+  const rlimit few{.rlim_cur = 64, .rlim_max = 64};
+  CHILD_EXPECT(::setrlimit(RLIMIT_NOFILE, &few) == 0, errno);
+  CHILD_EXPECT(::setresgid(65532, 65532, 65532) == 0 && ::setresuid(65532, 65532, 65532) == 0, errno);
+}
+
 TEST(WorkerTransportProcesses, MeetAsSoonAsTheUserMaySendDescriptorsAgain) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to become a user with few";
   Children children;
   children.start([] {
-    const rlimit few{.rlim_cur = 64, .rlim_max = 64};
-    CHILD_EXPECT(::setrlimit(RLIMIT_NOFILE, &few) == 0, errno);
-    CHILD_EXPECT(::setresgid(65532, 65532, 65532) == 0 && ::setresuid(65532, 65532, 65532) == 0, errno);
+    become_user_with_few_descriptors();
     const auto a = open_worker_transport({.id = 0, .name = "worker0"});
     const auto b = open_worker_transport({.id = 1, .name = "worker1"});
     const auto poll_both = [&] {
@@ -314,9 +319,7 @@ TEST(WorkerTransportProcesses, AThreadThatSleptBeforeTheyMightNotSendDescriptors
   if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to become a user with few";
   Children children;
   children.start([] {
-    const rlimit few{.rlim_cur = 64, .rlim_max = 64};
-    CHILD_EXPECT(::setrlimit(RLIMIT_NOFILE, &few) == 0, errno);
-    CHILD_EXPECT(::setresgid(65532, 65532, 65532) == 0 && ::setresuid(65532, 65532, 65532) == 0, errno);
+    become_user_with_few_descriptors();
     const auto a = open_worker_transport({.id = 0, .name = "worker0", .bind_host = "127.0.0.1"});
     const auto b = open_worker_transport({.id = 1, .name = "worker1"});
     const auto c = open_worker_transport({.id = 2, .name = "worker2", .route = Route::kTcp});
