@@ -1,5 +1,5 @@
-// What is Gloo's own: which addresses it uses, and when it connects. What every engine does is in the
-// contract suite. Ranks are forked processes; each sets its environment before it joins.
+// What is Gloo's own: which addresses it uses, and what is said of ranks that are lost or missing. What every
+// engine does is in the contract suite.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -14,6 +14,7 @@
 #include <string_view>
 #include <thread>
 
+#include "engines/gloo/gloo_testing.h"
 #include "lockstep/base/path_testing.h"
 #include "lockstep/engine/loader.h"
 #include "lockstep/engine/test_world.h"
@@ -22,63 +23,9 @@
 namespace lockstep::comm {
 namespace {
 
-using testing::EngineRank;
-using testing::FolderKv;
-using testing::KvSpace;
-
-const lockstep_engine& gloo_engine() {
-  static const Engine engine = load_engine(path_testing::from_program(GLOO_PLUGIN));
-  return engine.table();
-}
+using namespace gloo_testing;
 
 using lockstep::testing::two_hosts;
-
-// Runs body in a process per rank, each with its own copy of the test's state.
-void on_processes(int size, const std::function<void(int rank, const lockstep_host*)>& body) {
-  FolderKv kv;
-  std::vector<pid_t> pids;
-  std::fflush(nullptr);
-  for (int r = 0; r < size; ++r) {
-    pids.push_back(::fork());
-    if (pids.back() != 0) continue;
-    try {
-      KvSpace space(kv, "gloo");
-      body(r, space.host());
-    } catch (const std::exception& error) {
-      ADD_FAILURE() << "rank " << r << ": " << error.what();
-    }
-    std::fflush(nullptr);
-    ::_exit(::testing::Test::HasFailure() ? 1 : 0);
-  }
-  for (const pid_t pid : pids) {
-    int status = 0;
-    ASSERT_EQ(::waitpid(pid, &status, 0), pid);
-    EXPECT_EQ(status, 0) << "see the rank's own words above";
-  }
-}
-
-// Local addresses of this process's IPv4 stream sockets, connected or listening.
-std::multiset<std::string> local_addresses(bool connected) {
-  std::multiset<std::string> found;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int fd = std::atoi(entry.path().filename().c_str());
-    sockaddr_in name{}, peer{};
-    socklen_t length = sizeof name, peer_length = sizeof peer;
-    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0 || name.sin_family != AF_INET)
-      continue;
-    if ((::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_length) == 0) != connected) continue;
-    char text[INET_ADDRSTRLEN] = "";
-    found.insert(::inet_ntop(AF_INET, &name.sin_addr, text, sizeof text));
-  }
-  return found;
-}
-
-// Until another rank has set the key.
-void await(const lockstep_host* host, const char* key) {
-  std::size_t length = 0;
-  const auto patience = Deadline::after(testing::kPatience).monotonic_ns();
-  EXPECT_EQ(host->kv_get(host->context, key, nullptr, 0, &length, patience), LOCKSTEP_OK);
-}
 
 // Rank 1 ends without a word, once rank 0 is here.
 void lose_rank_1(int rank, const lockstep_host* host) {
@@ -96,15 +43,6 @@ std::string joining_outcome(int rank, int size, const lockstep_host* host) {
     return "joined";
   } catch (const std::exception& error) {
     return error.what();
-  }
-}
-
-void expect_sums(EngineRank& rank) {
-  for (const std::size_t count : {3u, 3000u, 300'000u, 5u}) {
-    std::vector<float> x(count, static_cast<float>(rank.rank() + 1));
-    ASSERT_EQ(rank.all_reduce(x), LOCKSTEP_OK) << rank.error();
-    const int n = rank.size();
-    EXPECT_EQ(x, std::vector<float>(count, static_cast<float>(n * (n + 1) / 2)));
   }
 }
 
@@ -193,113 +131,6 @@ TEST(Gloo, RanksWithDifferentNumbersOfInterfacesFailWithTheReason) {
     two_hosts()->enter(0);
     ::setenv("GLOO_SOCKET_IFNAME", rank == 0 ? "lo" : "lo,eth0", 1);
     EXPECT_NE(joining_outcome(rank, 2, host).find("GLOO_SOCKET_IFNAME"), std::string::npos);
-  });
-}
-
-TEST(Gloo, LazyInitConnectsAtTheFirstOperation) {
-  on_processes(3, [](int rank, const lockstep_host* host) {
-    ::setenv("TORCH_GLOO_LAZY_INIT", "1", 1);
-    EngineRank end(gloo_engine(), host, rank, 3, {});
-    EXPECT_TRUE(local_addresses(true).empty());
-    // The first operation of one rank connects to the others: none starts before all have looked.
-    const auto looked = [](int who) { return base::cat("looked", who); };
-    EXPECT_EQ(host->kv_set(host->context, looked(rank).c_str(), "", 0), LOCKSTEP_OK);
-    for (int other = 0; other < 3; ++other) await(host, looked(other).c_str());
-    expect_sums(end);
-    EXPECT_FALSE(local_addresses(true).empty());
-    EXPECT_EQ(end.barrier(), LOCKSTEP_OK);
-  });
-}
-
-TEST(Gloo, MessagesPostedBeforeALazyConnectionKeepTheirOrder) {
-  on_processes(2, [](int rank, const lockstep_host* host) {
-    ::setenv("TORCH_GLOO_LAZY_INIT", "1", 1);
-    EngineRank end(gloo_engine(), host, rank, 2, {});
-    std::vector<std::vector<float>> data(20, std::vector<float>(2000));
-    std::vector<lockstep_handle*> handles;
-    for (std::size_t i = 0; i < data.size(); ++i) {
-      if (rank == 0) data[i].assign(2000, static_cast<float>(i));
-      auto op =
-          EngineRank::op(rank == 0 ? LOCKSTEP_SEND : LOCKSTEP_RECV, data[i].data(), data[i].data(), 2000);
-      op.root = 1 - rank;
-      handles.push_back(end.post(op));
-    }
-    for (auto* handle : handles) EXPECT_EQ(end.finish(handle), LOCKSTEP_OK) << end.error();
-    for (std::size_t i = 0; i < data.size(); ++i) EXPECT_EQ(data[i].back(), static_cast<float>(i));
-  });
-}
-
-lockstep_op to_self(lockstep_op_kind kind, std::vector<float>& data,
-                    Milliseconds timeout = testing::kPatience) {
-  auto op = EngineRank::op(kind, data.data(), data.data(), data.size(), LOCKSTEP_F32, timeout);
-  op.root = 0;
-  return op;
-}
-
-TEST(Gloo, HalfAMessageToOneselfEndsByItsDeadline) {
-  testing::MapKv kv;
-  const testing::KvSpace space(kv);
-  for (const auto kind : {LOCKSTEP_SEND, LOCKSTEP_RECV}) {
-    EngineRank end(gloo_engine(), space.host(), 0, 1, {});
-    std::vector<float> data(100'000);
-    EXPECT_EQ(end.run(to_self(kind, data, Milliseconds(50))), LOCKSTEP_TIMEOUT);
-  }
-}
-
-TEST(Gloo, HalfAMessageToOneselfEndsWithTheGroup) {
-  testing::MapKv kv;
-  const testing::KvSpace space(kv);
-  EngineRank end(gloo_engine(), space.host(), 0, 1, {});
-  std::vector<float> data(100'000);
-  lockstep_handle* const handle = end.post(to_self(LOCKSTEP_RECV, data));
-  // It takes no thread that another operation would need.
-  EXPECT_EQ(end.barrier(), LOCKSTEP_OK) << end.error();
-  EXPECT_EQ(end.table().test(handle), LOCKSTEP_PENDING);
-  end.table().comm_abort(end.comm(), "enough");
-  EXPECT_EQ(end.finish(handle), LOCKSTEP_ABORTED);
-}
-
-// The first is long and the second short, so that two threads would be done in the other order.
-TEST(Gloo, MessagesToOneselfCompleteInTheOrderPosted) {
-  testing::MapKv kv;
-  const testing::KvSpace space(kv);
-  EngineRank end(gloo_engine(), space.host(), 0, 1, {});
-  struct Ended {
-    std::atomic<int> n{0};
-    std::atomic<bool> second_first{false};
-  } ended;
-  std::vector<float> sent[2] = {std::vector<float>(8 << 20, 1.0f), std::vector<float>(1, 2.0f)};
-  std::vector<float> got[2] = {std::vector<float>(sent[0].size()), std::vector<float>(1)};
-  std::vector<lockstep_handle*> handles;
-  for (int i = 0; i < 2; ++i) handles.push_back(end.post(to_self(LOCKSTEP_RECV, got[i])));
-  for (int i = 0; i < 2; ++i) {
-    auto op = to_self(LOCKSTEP_SEND, sent[i]);
-    op.done_context = &ended;
-    op.done = i == 0 ? [](void* context) { static_cast<Ended*>(context)->n = 1; } : [](void* context) {
-      auto* mine = static_cast<Ended*>(context);
-      if (mine->n == 0) mine->second_first = true;
-    };
-    handles.push_back(end.post(op));
-  }
-  for (auto* handle : handles) EXPECT_EQ(end.finish(handle), LOCKSTEP_OK) << end.error();
-  EXPECT_FALSE(ended.second_first);
-  EXPECT_EQ(got[0], sent[0]);
-  EXPECT_EQ(got[1], sent[1]);
-}
-
-TEST(Gloo, ALazyConnectionWithoutAPeerEndsAtTheOperationsDeadline) {
-  on_processes(2, [](int rank, const lockstep_host* host) {
-    ::setenv("TORCH_GLOO_LAZY_INIT", "1", 1);
-    EngineRank end(gloo_engine(), host, rank, 2, {});
-    if (rank == 1) {  // stays away until rank 0 has given up
-      await(host, "gave up");
-      EXPECT_NE(end.run(EngineRank::op(LOCKSTEP_BARRIER, nullptr, nullptr, 0)), LOCKSTEP_OK);
-      return;
-    }
-    const auto op = EngineRank::op(LOCKSTEP_BARRIER, nullptr, nullptr, 0, LOCKSTEP_U8, Milliseconds(50));
-    EXPECT_EQ(end.run(op), LOCKSTEP_TIMEOUT);
-    EXPECT_NE(end.error().find("rank 1"), std::string::npos) << end.error();
-    EXPECT_EQ(host->kv_set(host->context, "gave up", "", 0), LOCKSTEP_OK);
   });
 }
 

@@ -114,6 +114,8 @@ Engine::Engine(const lockstep_engine* table, std::string origin) : given_(table)
                           static_cast<int>(status), ")"),
                 ErrorFamily::kBackend);
   }
+  if (takes(LOCKSTEP_CUDA) && table_.stream_wait == nullptr)
+    refuse(origin_, "it takes device memory, but its table has no stream_wait");
 }
 
 lockstep_status OpHandle::wait(Deadline deadline) {
@@ -169,7 +171,10 @@ lockstep_status Communicator::run(const lockstep_op& op, char* error) noexcept {
   auto status = table.post(comm_, &op, &handle);
   if (handle == nullptr) return status == LOCKSTEP_OK ? LOCKSTEP_INTERNAL : status;
   // The operation's own deadline bounds this wait.
-  if (status == LOCKSTEP_OK) status = table.wait(handle, LOCKSTEP_NEVER);
+  if (status == LOCKSTEP_OK) {
+    status = op.device_kind == LOCKSTEP_HOST_MEMORY ? table.wait(handle, LOCKSTEP_NEVER)
+                                                    : table.stream_wait(handle, op.stream);
+  }
   if (status != LOCKSTEP_OK) table.last_error(handle, error, kErrorCapacity);
   table.release(handle);
   return status;
@@ -234,6 +239,18 @@ void* Communicator::alloc(std::size_t n_bytes) {
     base::raise(status == LOCKSTEP_OK ? ErrorKind::kInternal : kind_of(status),
                 base::cat("engine ", engine_.name(), " could not give ", n_bytes, " bytes of shared memory"),
                 ErrorFamily::kBackend);
+  }
+  return memory;
+}
+
+void* Communicator::alloc_on(lockstep_device_kind kind, int device, std::size_t n_bytes) {
+  void* memory = nullptr;
+  const auto status = engine_.table().alloc_on(comm_, kind, device, n_bytes, &memory);
+  if (status != LOCKSTEP_OK || memory == nullptr) {
+    base::raise(
+        status == LOCKSTEP_OK ? ErrorKind::kInternal : kind_of(status),
+        base::cat("engine ", engine_.name(), " could not give ", n_bytes, " bytes on device ", device),
+        ErrorFamily::kBackend);
   }
   return memory;
 }

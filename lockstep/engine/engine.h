@@ -19,6 +19,7 @@
 #include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine_abi.h"
+#include "lockstep/engine/plugin.h"
 
 namespace lockstep::comm {
 
@@ -46,6 +47,7 @@ class Engine {
   bool reduces(lockstep_dtype dtype, lockstep_reduce_op op) const {
     return capabilities_.reduce[dtype] >> op & 1u;
   }
+  bool takes(lockstep_device_kind kind) const { return takes_memory(capabilities_, kind); }
 
  private:
   const lockstep_engine* given_;
@@ -77,6 +79,9 @@ class OpHandle {
   lockstep_status test() { return table_->test(handle_); }
   // As test, after waiting until it completes or the deadline passes.
   lockstep_status wait(Deadline deadline);
+  // Orders a stream after an operation on device memory; LOCKSTEP_OK or the failure. May block until the
+  // engine has submitted the operation.
+  lockstep_status stream_wait(void* stream) { return table_->stream_wait(handle_, stream); }
   // The engine's message after a failure.
   std::string last_error();
   void release() noexcept {
@@ -104,7 +109,8 @@ class Communicator {
 
   // Posts the operation; on failure the handle is empty and the status says why (message: failure()).
   lockstep_status post(const lockstep_op& op, OpHandle& out) noexcept;
-  // Post and wait. On failure `error` (kErrorCapacity bytes) holds the engine's message or is empty.
+  // Post and wait; on device memory: post and order the operation's stream after it. On failure `error`
+  // (kErrorCapacity bytes) holds the engine's message or is empty.
   lockstep_status run(const lockstep_op& op, char* error) noexcept;
   // A failed status as a value, with the lost peer when there is one. `message` may be empty.
   Failure failure(lockstep_status status, std::string_view message) const;
@@ -119,6 +125,11 @@ class Communicator {
   bool has_memory() const { return engine_.table().alloc != nullptr && engine_.table().free != nullptr; }
   // Memory the engine reduces in place. Raises kResource, or kUnsupported when the engine has none.
   void* alloc(std::size_t n_bytes);
+  // The same on a device. Pre: has_memory_on(kind).
+  bool has_memory_on(lockstep_device_kind kind) const {
+    return engine_.takes(kind) && engine_.table().alloc_on != nullptr && engine_.table().free != nullptr;
+  }
+  void* alloc_on(lockstep_device_kind kind, int device, std::size_t n_bytes);
   void free(void* memory) noexcept;
 
  private:

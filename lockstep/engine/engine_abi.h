@@ -24,6 +24,20 @@
  *  - abort may be called from any thread at any time and ends every posted operation within 100 ms.
  *  - Buffers must stay valid until the operation's handle reports that it has completed (or abort has
  *    returned and release was called).
+ *
+ * Device memory, for an engine whose capabilities name a device kind
+ *  - An operation is on device memory when its device_kind says so; all its buffers are then on op.device, and
+ *    op.stream is a stream of that device (CUDA: a cudaStream_t; null is the default stream). The buffers are
+ *    read and written after everything that was enqueued in the stream before the post. The stream itself does
+ *    not wait for the operation.
+ *  - test, wait and done mean what they mean on the host: the operation has completed on the device, and its
+ *    results are visible to whatever is enqueued afterwards, in any stream.
+ *  - stream_wait orders a stream after the operation without waiting for it. run on device memory is post, and
+ *    stream_wait on the operation's own stream: it returns when the order is established, not when the operation
+ *    has completed, and it may be called while the stream is being captured where the engine `captures`.
+ *  - No stream waits for a dead peer: when an operation fails, streams that wait for it continue, the contents
+ *    of its output are undefined, and the failure is reported by the handle, by comm_failure, and by every later
+ *    operation of the communicator.
  */
 #ifndef LOCKSTEP_ENGINE_ABI_H
 #define LOCKSTEP_ENGINE_ABI_H
@@ -96,6 +110,17 @@ typedef enum lockstep_reduce_op {
   LOCKSTEP_REDUCE_OPS = 8
 } lockstep_reduce_op;
 
+/* Where the buffers of an operation are. */
+typedef enum lockstep_device_kind {
+  LOCKSTEP_HOST_MEMORY = 0,
+  LOCKSTEP_CUDA = 1,
+  LOCKSTEP_DEVICE_KINDS = 2
+} lockstep_device_kind;
+
+/* Bits of lockstep_op.flags. */
+/* Another operation of the same call follows at once: an engine may start them together. */
+#define LOCKSTEP_OP_MORE_FOLLOW 1u
+
 typedef struct lockstep_comm lockstep_comm;     /* a communicator: one rank's end of a group */
 typedef struct lockstep_handle lockstep_handle; /* a posted operation */
 
@@ -136,6 +161,12 @@ typedef struct lockstep_comm_config {
    * on all of its ranks; or null. With it an engine can let the ranks find each other in what the parent
    * has set up, without the key-value space. */
   const char* key;
+  /* The device that this rank will use, when the caller bound one: an engine may set up what it needs there
+   * now instead of with the first operation. LOCKSTEP_HOST_MEMORY: none was bound. */
+  lockstep_device_kind device_kind;
+  int32_t device;
+  /* Settings of this engine, "name=value" separated by spaces; or null. Unknown names are an error. */
+  const char* options;
 } lockstep_comm_config;
 
 typedef struct lockstep_op {
@@ -168,6 +199,12 @@ typedef struct lockstep_op {
    * send_rows: ALL_TO_ALL_V. recv_rows: ALL_TO_ALL_V, ALL_GATHER_V and ALL_GATHER. Each rank has its own. */
   uint64_t send_rows;
   uint64_t recv_rows;
+  /* Device memory: see the rules above. A kind that the engine's capabilities do not name is an error. A
+   * BARRIER has no buffers; with a device kind it orders the stream after the arrival of every rank's. */
+  lockstep_device_kind device_kind;
+  int32_t device; /* index, as the process numbers its devices */
+  void* stream;
+  uint32_t flags; /* LOCKSTEP_OP_... */
 } lockstep_op;
 
 /* Capabilities are data. A bit mask over the enums above, per operation. */
@@ -183,6 +220,8 @@ typedef struct lockstep_capabilities {
       compares_members; /* 1: comm_create with a parent and a key fails on every rank with LOCKSTEP_USAGE when
                            the ranks were given different members; 0: lockstep compares them in the store */
   uint32_t takes_rows;  /* 1: lockstep_op.send_rows and recv_rows may be set; 0: lockstep packs */
+  uint32_t device_kinds; /* bit k: takes memory of lockstep_device_kind k. 0: host memory only */
+  uint32_t captures;     /* 1: run may be called while op.stream is being captured into a graph */
 } lockstep_capabilities;
 
 typedef struct lockstep_engine {
@@ -232,6 +271,19 @@ typedef struct lockstep_engine {
    * once, at most once. Afterwards post and run give LOCKSTEP_ABORTED, and release, free and comm_destroy are
    * still called. May be null or beyond struct_size: then the group is left in comm_destroy. */
   void (*comm_leave)(lockstep_comm* comm, const char* cause);
+
+  /* For an engine that takes device memory; else null. Everything enqueued in `stream` (of the operation's
+   * device) after this call runs after the operation has completed. Returns as soon as that order is
+   * established; it may block until the engine has submitted the operation to the device, but not beyond the
+   * operation's deadline. Returns the operation's failure when it is known already. From any thread; release
+   * may follow at once. */
+  lockstep_status (*stream_wait)(lockstep_handle* handle, void* stream);
+  /* As alloc, on a device; freed by `free`. May be null. */
+  lockstep_status (*alloc_on)(lockstep_comm* comm, lockstep_device_kind device_kind, int32_t device,
+                              size_t n_bytes, void** out);
+  /* Text that identifies a physical device: ranks of one host whose text is equal share it. May be null. */
+  lockstep_status (*device_identity)(lockstep_device_kind device_kind, int32_t device, char* out,
+                                     size_t capacity);
 } lockstep_engine;
 
 typedef const lockstep_engine* (*lockstep_engine_entry)(void);

@@ -41,7 +41,8 @@ std::unique_ptr<ContractRank::Member> ContractRank::sub(const std::string& name,
       table(), kv_, name, static_cast<int>(place - members.begin()), static_cast<int>(members.size()),
       Options{.name = name,
               .parent = parent ? comm() : nullptr,
-              .parent_ranks = std::vector<std::int32_t>(members.begin(), members.end())});
+              .parent_ranks = std::vector<std::int32_t>(members.begin(), members.end()),
+              .memory = memory()});
 }
 
 void EngineContract::SetUp() {
@@ -60,7 +61,8 @@ void EngineContract::be(int rank, int size, testing::Kv& kv, const Body& body) {
   try {
     if (GetParam().enter) GetParam().enter(rank, size);
     testing::KvSpace space(kv, "world");
-    Rank end(engine_->table(), kv, space, *board_, rank, size);
+    const auto memory = on_device() ? GetParam().memory(rank, size) : nullptr;
+    Rank end(engine_->table(), kv, space, *board_, rank, size, memory.get());
     body(end);
   } catch (const std::exception& error) {
     ADD_FAILURE() << "rank " << rank << " of " << size << ": " << error.what();

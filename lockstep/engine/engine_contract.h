@@ -7,6 +7,9 @@
 //
 //   lockstep_test(my_contract_test SOURCES my_contract_test.cpp DEPENDS my engine LINK engine_contract)
 //
+// With EngineKind::memory all buffers are on a device. An engine that takes device memory instantiates
+// EngineDeviceContract too, with the same kinds: the order between operations and streams.
+//
 // Ranks are threads, or processes forked from the test (then the program must not start a thread before: put
 // processes in a test program of their own). Inside a rank's body gtest assertions work in both. For tests
 // only; not installed.
@@ -63,6 +66,10 @@ struct EngineKind {
   bool everything = false;
   // Runs where the rank will, before it joins: enter a network namespace, take on another host's name.
   std::function<void(int rank, int size)> enter = nullptr;
+  // Where the rank's buffers are, made where the rank will run (after enter); null: in host memory.
+  std::function<std::unique_ptr<testing::TestMemory>(int rank, int size)> memory = nullptr;
+  // run on device memory may wait until the streams of all ranks have arrived: the engine submits no earlier.
+  bool run_awaits_streams = false;
   // The most threads that 200 idle communicators of one rank may add; 0: not asked.
   int max_idle_threads = 0;
 
@@ -84,8 +91,10 @@ struct Board {
 class ContractRank : public testing::EngineRank {
  public:
   ContractRank(const lockstep_engine& table, testing::Kv& kv, testing::KvSpace& space, Board& board, int rank,
-               int size)
-      : EngineRank(table, space.host(), rank, size, {.name = "world"}), kv_(kv), board_(board) {}
+               int size, testing::TestMemory* memory)
+      : EngineRank(table, space.host(), rank, size, {.name = "world", .memory = memory}),
+        kv_(kv),
+        board_(board) {}
 
   std::atomic<std::uint64_t>& word(int index) { return board_.words[index]; }
   // A barrier of all ranks that does not use the engine.
@@ -128,7 +137,10 @@ class EngineContract : public ::testing::TestWithParam<EngineKind> {
     }
     return true;
   }
-  bool has_alloc() const { return engine_->table().alloc != nullptr; }
+  bool on_device() const { return GetParam().memory != nullptr; }
+  bool has_alloc() const {
+    return on_device() ? engine_->table().alloc_on != nullptr : engine_->table().alloc != nullptr;
+  }
   bool processes() const { return GetParam().ranks == EngineKind::Ranks::kProcesses; }
 
   // Runs body on every rank of a fresh world and waits for all.
@@ -153,6 +165,9 @@ class EngineContract : public ::testing::TestWithParam<EngineKind> {
   const fork_testing::Shared<Board> board_;
   std::unique_ptr<testing::Kv> kv_;
 };
+
+// The tests about streams, in engine_contract_device.cpp. Pre: the kinds have a memory.
+class EngineDeviceContract : public EngineContract {};
 
 // First line of a test: skips it where the engine lacks one of the kinds.
 #define LOCKSTEP_CONTRACT_NEEDS(...)                   \

@@ -142,34 +142,37 @@ std::string first_difference(const std::uint8_t* got, const std::vector<std::uin
 GuardedBuffer::GuardedBuffer(testing::EngineRank& rank, std::size_t n_bytes, bool shared)
     : rank_(rank), n_bytes_(n_bytes) {
   const std::size_t total = n_bytes + 2 * kMargin;
-  if (shared) {
-    shared_ = rank.take_memory(total);
+  if (shared) shared_ = rank.take_memory(total);
+  if (shared && rank.memory() == nullptr) {
     all_ = static_cast<std::uint8_t*>(shared_.second);
   } else {
     own_.resize(total);
     all_ = own_.data();
   }
   std::memset(all_, kMark, total);
+  if (rank.memory() == nullptr) return;
+  device_ = static_cast<std::uint8_t*>(shared ? shared_.second : rank.memory()->allocate(total));
+  rank.memory()->copy_in(device_, all_, total);
+  rank.add_twin({all_, total, device_});
 }
 
 GuardedBuffer::~GuardedBuffer() {
+  if (device_ != nullptr) rank_.remove_twin(all_);
+  if (device_ != nullptr && shared_.second == nullptr) rank_.memory()->free(device_, own_.size());
   if (shared_.second != nullptr) rank_.give_memory(shared_);
 }
 
 bool GuardedBuffer::margins_whole() const {
-  for (std::size_t i = 0; i < kMargin; ++i) {
-    if (all_[i] != kMark || all_[kMargin + n_bytes_ + i] != kMark) return false;
+  std::uint8_t before[kMargin], behind[kMargin];
+  if (device_ != nullptr) {  // as they are now, also when an operation failed
+    rank_.memory()->copy_out(before, device_, kMargin);
+    rank_.memory()->copy_out(behind, device_ + kMargin + n_bytes_, kMargin);
+  } else {
+    std::memcpy(before, all_, kMargin);
+    std::memcpy(behind, all_ + kMargin + n_bytes_, kMargin);
   }
-  return true;
-}
-
-bool has_reduction(lockstep_op_kind kind) {
-  return kind == LOCKSTEP_ALL_REDUCE || kind == LOCKSTEP_REDUCE_SCATTER || kind == LOCKSTEP_REDUCE;
-}
-
-bool has_root(lockstep_op_kind kind) {
-  return kind == LOCKSTEP_BROADCAST || kind == LOCKSTEP_REDUCE || kind == LOCKSTEP_GATHER ||
-         kind == LOCKSTEP_SCATTER;
+  const auto marked = [](std::uint8_t byte) { return byte == kMark; };
+  return std::all_of(before, before + kMargin, marked) && std::all_of(behind, behind + kMargin, marked);
 }
 
 std::string to_string(const Case& one) {
@@ -209,13 +212,27 @@ void check(testing::EngineRank& rank, const Case& one) {
 }
 
 PlainOp::PlainOp(testing::EngineRank& rank, lockstep_op_kind kind, std::uint64_t count, Milliseconds timeout)
-    : send(count * static_cast<std::size_t>(rank.size()), 1.f),
+    : memory(rank.memory()),
+      send(count * static_cast<std::size_t>(rank.size()), 1.f),
       recv(count * static_cast<std::size_t>(rank.size())),
       counts(static_cast<std::size_t>(rank.size()), count),
-      op(testing::EngineRank::op(kind, send.data(), kind == LOCKSTEP_BROADCAST ? send.data() : recv.data(),
-                                 count, LOCKSTEP_F32, timeout)) {
+      op(testing::EngineRank::op(kind, send.data(), recv.data(), count, LOCKSTEP_F32, timeout)) {
+  if (memory != nullptr) {
+    const std::size_t n_bytes = send.size() * sizeof(float);
+    op.send = device_send = memory->allocate(n_bytes);
+    op.recv = device_recv = memory->allocate(n_bytes);
+    memory->copy_in(device_send, send.data(), n_bytes);
+    memory->place(op);
+  }
+  if (kind == LOCKSTEP_BROADCAST) op.recv = const_cast<void*>(op.send);
   if (kind == LOCKSTEP_BARRIER) op.send = op.recv = nullptr, op.count = 0;
   op.send_counts = op.recv_counts = counts.data();
+}
+
+PlainOp::~PlainOp() {
+  if (memory == nullptr) return;
+  memory->free(device_send, send.size() * sizeof(float));
+  memory->free(device_recv, recv.size() * sizeof(float));
 }
 
 }  // namespace lockstep::comm

@@ -13,7 +13,8 @@ namespace lockstep::comm {
 // The largest buffers go with no more ranks than this.
 inline constexpr int kMaxRanksOfLarge = long_testing::kUnderTsan ? 2 : kSanitized ? 3 : 4;
 
-// Bytes with a marked margin on either side; from the engine's alloc when `shared`.
+// Bytes with a marked margin on either side; from the engine's alloc when `shared`. On a device they have a twin
+// there, which operations use and `shared` is about.
 class GuardedBuffer {
  public:
   GuardedBuffer(testing::EngineRank& rank, std::size_t n_bytes, bool shared);
@@ -32,6 +33,7 @@ class GuardedBuffer {
   std::vector<std::uint8_t> own_;
   std::pair<std::size_t, void*> shared_{};
   std::uint8_t* all_;
+  std::uint8_t* device_ = nullptr;  // the twin
 };
 
 struct Case {
@@ -51,19 +53,21 @@ std::string to_string(const Case& one);
 // Makes the call on this rank and checks everything about it.
 void check(testing::EngineRank& rank, const Case& one);
 
-// Which kinds reduce, and which have a root.
-bool has_reduction(lockstep_op_kind kind);
-bool has_root(lockstep_op_kind kind);
 // Across hosts, a rank that has sent its part to the root may complete before the root has arrived.
 inline bool may_end_early(const Engine& engine, lockstep_op_kind kind) {
   return engine.capabilities().crosses_hosts != 0 && (kind == LOCKSTEP_REDUCE || kind == LOCKSTEP_GATHER);
 }
 
-// An operation with its buffers, for tests about anything but its result: abort, loss, deadlines.
+// An operation with its buffers, where the rank has its memory, for tests about anything but its result: abort,
+// loss, deadlines. Every element sent is 1.
 struct PlainOp {
   PlainOp(testing::EngineRank& rank, lockstep_op_kind kind, std::uint64_t count,
           Milliseconds timeout = testing::kPatience);
+  ~PlainOp();
+  PlainOp(const PlainOp&) = delete;
+  testing::TestMemory* memory;
   std::vector<float> send, recv;
+  void *device_send = nullptr, *device_recv = nullptr;
   std::vector<std::uint64_t> counts;
   lockstep_op op;
 };

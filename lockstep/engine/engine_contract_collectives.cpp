@@ -92,7 +92,7 @@ TEST_P(EngineContract, AMeanOfHalvesDoesNotOverflowWhereTheirSumWould) {
 TEST_P(EngineContract, EveryTypeIsMovedByEveryKind) {
   on_all_sizes([&](Rank& rank) {
     for (const auto kind : kCollectives) {
-      if (!engine().offers(kind) || has_reduction(kind)) continue;
+      if (!engine().offers(kind) || has_reduce(kind)) continue;
       for (int d = 0; d < LOCKSTEP_DTYPES; ++d) {
         const auto dtype = static_cast<lockstep_dtype>(d);
         if (!engine().moves(dtype)) continue;

@@ -245,16 +245,18 @@ TEST_P(EngineContract, LeavingEndsWhatIsPendingAndMemoryStaysUntilDestroy) {
   on_ranks(2, [&](Rank& rank) {
     if (rank.rank() == 1) return rank.await(0, 1);
     PlainOp plain(rank, LOCKSTEP_ALL_REDUCE, 50'000);
-    void* memory = nullptr;
-    if (has_alloc()) {
-      ASSERT_EQ(rank.table().alloc(rank.comm(), 10'000, &memory), LOCKSTEP_OK);
-    }
+    void* const memory = has_alloc() ? rank.take_memory(10'000).second : nullptr;
     auto* const handle = rank.post(plain.op);
     rank.table().comm_leave(rank.comm(), nullptr);
     EXPECT_EQ(rank.finish(handle), LOCKSTEP_ABORTED) << rank.error();
     EXPECT_EQ(rank.run(plain.op), LOCKSTEP_ABORTED);
     if (memory != nullptr) {
-      std::memset(memory, 1, 10'000);
+      const std::vector<char> ones(10'000, 1);
+      if (on_device()) {
+        rank.memory()->copy_in(memory, ones.data(), ones.size());
+      } else {
+        std::memcpy(memory, ones.data(), ones.size());
+      }
       rank.table().free(rank.comm(), memory);
     }
     rank.word(0) = 1;

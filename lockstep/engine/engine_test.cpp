@@ -167,6 +167,43 @@ TEST_F(EngineTest, RunFallsBackToPostAndWaitAndReleasesTheHandle) {
   EXPECT_EQ(script.released, 2);
 }
 
+// The entries that a table of before there were devices does not have.
+lockstep_engine device_table() {
+  lockstep_engine table = full_table();
+  table.capabilities = [](lockstep_capabilities* out) {
+    out->device_kinds = 1u << LOCKSTEP_CUDA;
+    return LOCKSTEP_OK;
+  };
+  table.stream_wait = [](lockstep_handle*, void* stream) {
+    script.calls.push_back(stream == &script ? "stream_wait" : "another stream");
+    return script.wait;
+  };
+  return table;
+}
+
+TEST_F(EngineTest, RunOnDeviceMemoryOrdersTheStreamAndDoesNotWait) {
+  table_ = device_table();
+  table_.wait = [](lockstep_handle*, int64_t) { return LOCKSTEP_INTERNAL; };
+  const Engine engine(&table_, "x");
+  EXPECT_TRUE(engine.takes(LOCKSTEP_CUDA));
+  EXPECT_FALSE(engine.takes(LOCKSTEP_HOST_MEMORY));
+  const auto comm = join(engine);
+  char error[kErrorCapacity];
+  const lockstep_op op{.device_kind = LOCKSTEP_CUDA, .stream = &script};
+  EXPECT_EQ(comm->run(op, error), LOCKSTEP_OK);
+  EXPECT_EQ(script.calls, std::vector<std::string>{"stream_wait"});
+  EXPECT_EQ(script.released, 1);
+  script.wait = LOCKSTEP_PEER_LOST;
+  EXPECT_EQ(comm->run(op, error), LOCKSTEP_PEER_LOST);
+  EXPECT_STREQ(error, "words of the handle");
+}
+
+TEST_F(EngineTest, RefusesAnEngineForDeviceMemoryThatCannotOrderAStream) {
+  table_ = device_table();
+  table_.stream_wait = nullptr;
+  EXPECT_NE(refusal(&table_).message.find("stream_wait"), std::string::npos);
+}
+
 TEST_F(EngineTest, APostThatGivesNoHandleIsAnErrorEvenWhenItSaysOk) {
   const Engine engine(&table_, "x");
   const auto comm = join(engine);

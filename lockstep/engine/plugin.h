@@ -87,6 +87,13 @@ constexpr bool is_point_to_point(lockstep_op_kind kind) {
   return kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV;
 }
 
+// No mask at all: an engine of before there were devices.
+constexpr bool takes_memory(const lockstep_capabilities& capabilities, lockstep_device_kind kind) {
+  const std::uint32_t kinds =
+      capabilities.device_kinds == 0 ? 1u << LOCKSTEP_HOST_MEMORY : capabilities.device_kinds;
+  return kind >= 0 && kind < LOCKSTEP_DEVICE_KINDS && (kinds >> kind & 1u) != 0;
+}
+
 // More elements than this per rank and call are rejected, so that byte counts cannot overflow.
 inline constexpr std::uint64_t kMaxElements = 1ull << 40;
 
@@ -147,6 +154,7 @@ inline const char* wrong_with(const lockstep_op& op, int rank, int size,
   if (op.struct_size < sizeof(lockstep_op)) return "the operation's struct_size is too small";
   if (op.kind < 0 || op.kind >= LOCKSTEP_OP_KINDS) return "unknown operation";
   if ((capabilities.op_kinds >> op.kind & 1u) == 0) return "the engine does not offer this operation";
+  if (!takes_memory(capabilities, op.device_kind)) return "the engine does not take memory of this device";
   if (op.kind == LOCKSTEP_BARRIER) return nullptr;
   if (op.dtype < 0 || op.dtype >= LOCKSTEP_DTYPES) return "unknown element type";
   if ((capabilities.dtypes >> op.dtype & 1u) == 0) return "the engine does not move this element type";

@@ -79,8 +79,20 @@ TEST(Plugin, ACallIsCheckedBeforeTheEngineLooksAtIt) {
   EXPECT_EQ(wrong([](auto& op) { op.kind = LOCKSTEP_SEND, op.root = -1; }, all),
             "the peer is not a rank of the group");
   EXPECT_EQ(wrong([](auto& op) { op.kind = LOCKSTEP_ALL_TO_ALL_V; }, all), "the counts are missing");
+  EXPECT_EQ(wrong([](auto& op) { op.device_kind = LOCKSTEP_CUDA; }, all),
+            "the engine does not take memory of this device");
   lockstep_capabilities few{};
   EXPECT_EQ(wrong([](auto&) {}, few), "the engine does not offer this operation");
+}
+
+TEST(Plugin, AnEngineThatNamesNoKindOfMemoryTakesHostMemoryAlone) {
+  lockstep_capabilities capabilities{};
+  EXPECT_TRUE(takes_memory(capabilities, LOCKSTEP_HOST_MEMORY));
+  EXPECT_FALSE(takes_memory(capabilities, LOCKSTEP_CUDA));
+  capabilities.device_kinds = 1u << LOCKSTEP_CUDA;
+  EXPECT_FALSE(takes_memory(capabilities, LOCKSTEP_HOST_MEMORY));
+  EXPECT_TRUE(takes_memory(capabilities, LOCKSTEP_CUDA));
+  EXPECT_FALSE(takes_memory(capabilities, LOCKSTEP_DEVICE_KINDS));
 }
 
 TEST(Plugin, SizesOfAllTypesAreKnown) {

@@ -12,6 +12,7 @@
 #include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
+#include "lockstep/engine/detail/host_store.h"
 #include "lockstep/host/internal/buffer_ref.h"
 #include "lockstep/host/internal/comm_members.h"
 #include "lockstep/host/internal/push.h"
@@ -19,33 +20,6 @@
 
 namespace lockstep::comm::internal {
 namespace {
-
-// The store of the engine's user, through its C table.
-class HostStore final : public local::KeyValue {
- public:
-  explicit HostStore(const lockstep_host& host) : host_(host) {}
-  void set(const std::string& key, std::span<const std::uint8_t> value) override {
-    if (host_.kv_set(host_.context, key.c_str(), value.data(), value.size()) == LOCKSTEP_OK) return;
-    base::raise(ErrorKind::kSystem, "cannot publish this rank's address in the group's store",
-                ErrorFamily::kBackend);
-  }
-  std::optional<Bytes> get(const std::string& key, Deadline deadline) override {
-    // A meeting publishes one short address. A longer value is cut here, and decoding it then fails.
-    std::uint8_t buffer[1024];
-    std::size_t length = 0;
-    const auto status =
-        host_.kv_get(host_.context, key.c_str(), buffer, sizeof(buffer), &length, deadline.monotonic_ns());
-    if (status == LOCKSTEP_OK) return Bytes(buffer, buffer + std::min(length, sizeof(buffer)));
-    if (status == LOCKSTEP_TIMEOUT) return std::nullopt;
-    if (status == LOCKSTEP_PEER_LOST)
-      base::raise(ErrorKind::kPeerLost, "another rank could not join", ErrorFamily::kBackend);
-    base::raise(ErrorKind::kSystem, fmt::format("the group's store did not give \"{}\"", key),
-                ErrorFamily::kBackend);
-  }
-
- private:
-  const lockstep_host& host_;
-};
 
 // Of the communicator that made HostPeers.
 CommBlock& first_block(const Peer& peer) {

@@ -92,7 +92,8 @@ void MessageMatcher::advance_read(P2pOperation& p2p) {
 }
 
 // A send whose envelope is not posted yet, and a receive that has no message yet, belong to this rank alone.
-// For an offered message the compare-exchange decides against the receiver's (begin()).
+// For an offered message the compare-exchange decides against the receiver's (begin()); only their order on
+// that one word matters, so any memory order would do.
 bool MessageMatcher::withdraw(P2pOperation& p2p) {
   if (p2p.is_send() && p2p.message != nullptr) {
     std::uint32_t offered = LongMessage::kOffered;
@@ -127,7 +128,8 @@ void MessageMatcher::clear() {
 }
 
 // Never waits. A message that the receiver has not taken is withdrawn, and can no longer be taken; one that
-// it has taken is marked, and the other side stops at its next chunk.
+// it has taken is marked, and the other side stops at its next chunk. seq_cst on given_up: await_out() loads
+// the other side's flag next, which that side stores before it loads given_up (Inside).
 void MessageMatcher::give_up(P2pOperation& p2p) {
   if (p2p.message == nullptr) return;
   std::uint32_t offered = LongMessage::kOffered;
@@ -135,6 +137,8 @@ void MessageMatcher::give_up(P2pOperation& p2p) {
   p2p.message->given_up.store(1, std::memory_order_seq_cst);
 }
 
+// seq_cst: after the store of given_up, see there. Where it loads 0 that was stored by ~Inside, a release,
+// the other side's accesses to the buffer are over.
 void MessageMatcher::await_out(const P2pOperation& p2p, Deadline since) {
   if (p2p.message == nullptr) return;
   const auto& other = p2p.is_send() ? p2p.message->receiver_inside : p2p.message->sender_inside;
@@ -167,7 +171,8 @@ bool MessageMatcher::copy_rest(P2pOperation& p2p, const BufferRef& to, const Buf
 // ---- sending ----
 
 // Created when first needed: most pairs of ranks never exchange a message, and a queue takes nine pages.
-// seq_cst: the receiver may be about to sleep, and finds the queue in its last look.
+// relaxed: this rank alone stores the offset. seq_cst: the receiver may be about to sleep, and finds the queue
+// in its last look; as a release it publishes the queue's zeros.
 SendQueue* MessageMatcher::send_queue_to(int rank) {
   auto& where = members_.own().send_queues()[rank];
   std::uint64_t at = where.load(std::memory_order_relaxed);
@@ -181,8 +186,8 @@ SendQueue* MessageMatcher::send_queue_to(int rank) {
   return reinterpret_cast<SendQueue*>(members_.arena().base() + at);
 }
 
-// False when there is no free slot. acquire: the receiver has copied the slot's old content before it
-// advanced `taken`.
+// False when there is no free slot. relaxed: `sent` is this rank's own counter. acquire: the receiver has
+// copied the slot's old content before it advanced `taken`.
 bool MessageMatcher::post_envelope(P2pOperation& p2p) {
   SendQueue& queue = *send_queue_to(p2p.op.root);
   const std::uint64_t sent = queue.sent.load(std::memory_order_relaxed);
@@ -231,7 +236,8 @@ LongMessage* MessageMatcher::new_message(const P2pOperation& p2p) {
   message->claims.next.store(0, std::memory_order_relaxed);
   message->claims.done.store(0, std::memory_order_relaxed);
   message->given_up.store(0, std::memory_order_relaxed);
-  // Nobody else has the offset yet; the store of SendQueue::sent publishes all of it.
+  // relaxed would do here as well: nobody else has the offset, or has it still (kDone and kGone come after the
+  // receiver's last access), and the store of SendQueue::sent publishes all of the record.
   message->state.store(LongMessage::kOffered, std::memory_order_release);
   return message;
 }
@@ -242,7 +248,8 @@ void MessageMatcher::advance_send(P2pOperation& p2p) {
   const std::uint32_t state = message.state.load(std::memory_order_acquire);
   if (state == LongMessage::kOffered) return;
   // Every state but kOffered means that the receiver has decided: `mode`, recv_reach and recv_at are
-  // readable, released by its compare-exchange.
+  // readable, released by its compare-exchange. After kDone its copies from this rank's buffer are over, so
+  // the caller may write there.
   if (!p2p.taken) p2p.taken = true, ++p2p.mark;
   if (state == LongMessage::kTaken) {
     // kPull needs nothing of this side.
@@ -259,6 +266,7 @@ void MessageMatcher::advance_send(P2pOperation& p2p) {
                            .family = ErrorFamily::kBackend});
       }
       if (!copy_rest(p2p, *to, own_buffer(p2p.op.send))) return;
+      // Releases the bytes; seq_cst, since ring() reads next whether the receiver sleeps.
       message.laid.store(p2p.n_bytes, std::memory_order_seq_cst);
       members_.ring(p2p.op.root);
     }
@@ -283,7 +291,8 @@ void MessageMatcher::open_pipe(P2pOperation& p2p) {
 
 // A ring of kPipeChunks chunks. `moved` is a multiple of the chunk until the last one, so a chunk never wraps
 // around; the sender goes on while at least one whole chunk is free. laid releases the bytes, drained
-// releases the room.
+// releases the room: acquired here, so that a chunk is not overwritten while the receiver reads it. laid is
+// seq_cst, since ring() reads next whether the receiver sleeps.
 void MessageMatcher::fill_pipe(P2pOperation& p2p) {
   LongMessage& message = *p2p.message;
   open_pipe(p2p);
@@ -323,7 +332,9 @@ void MessageMatcher::sweep() {
 // ---- both ----
 
 // kBoth: both sides copy chunks that neither has claimed. The receiver ends it once all are there. Orders as
-// for Claims (layout.h).
+// for Claims (layout.h): `next` is relaxed and distributes indices only, `done` releases the bytes of each
+// chunk to the receiver, which acquires the final count. The additions to `done` are seq_cst, since ring()
+// reads next whether the receiver sleeps.
 void MessageMatcher::copy_claimed(P2pOperation& p2p) {
   LongMessage& message = *p2p.message;
   const int me = members_.rank();

@@ -19,6 +19,7 @@ constexpr std::uint64_t kShareFrom = 256 << 10;
 
 // Empties the send queue of `from` to this rank: each message goes to the first receive that waits for it, or
 // is kept. Envelopes are input: a count, an offset or a length that cannot be is rejected before it is used.
+// acquire on the queue's offset, and on `sent`: the sender has filled the queue, and the slots, before.
 void MessageMatcher::collect(int from) {
   const std::uint64_t at =
       members_.block(from).send_queues()[members_.rank()].load(std::memory_order_acquire);
@@ -26,8 +27,9 @@ void MessageMatcher::collect(int from) {
   auto* queue = reinterpret_cast<SendQueue*>(members_.in_arena(from, at, sizeof(SendQueue)));
   // An offset outside the arena: the queue is ignored, and a receive from that rank ends at its deadline.
   if (queue == nullptr) return;
+  // relaxed: `taken` is this rank's own counter. sent - taken slots are full, and more than there are slots
+  // cannot be.
   std::uint64_t taken = queue->taken.load(std::memory_order_relaxed);
-  // `taken` is this rank's own counter; sent - taken slots are full, and more than there are slots cannot be.
   bool any = false;
   for (;;) {
     const std::uint64_t waiting = queue->sent.load(std::memory_order_acquire) - taken;
@@ -60,7 +62,8 @@ void MessageMatcher::collect(int from) {
       }
     }
     perturb();
-    // After the payload was copied: this frees the slot for the sender.
+    // After the payload was copied: this frees the slot for the sender. seq_cst, since the sender may sleep
+    // until one is free (ring() below).
     queue->taken.store(++taken, std::memory_order_seq_cst);
     any = true;
   }
@@ -134,7 +137,8 @@ bool MessageMatcher::begin(P2pOperation& p2p, int from, const Envelope& envelope
   // peer can change.
   const std::uint64_t n_bytes = p2p.n_bytes;
   if (!fits(p2p, envelope)) {
-    // A withdrawn message is discarded, whatever its size.
+    // A withdrawn message is discarded, whatever its size. relaxed would do for this load: nothing but the
+    // state is used. kGone as below.
     if (message.state.load(std::memory_order_acquire) == LongMessage::kOffered) {
       p2p.peer = from;
       refuse(p2p, from, envelope);
@@ -162,6 +166,9 @@ bool MessageMatcher::begin(P2pOperation& p2p, int from, const Envelope& envelope
                  : message.send_reach != Reach::kNowhere ? LongMessage::kPull
                  : recv_reach != Reach::kNowhere         ? LongMessage::kPush
                                                          : LongMessage::kPipe;
+  // Where it succeeds, it releases mode and the buffer to the sender; seq_cst, since the sender may sleep
+  // until the message is taken (ring() below). Where it fails, kGone releases the stores above to sweep(),
+  // after which the sender prepares the record anew.
   std::uint32_t offered = LongMessage::kOffered;
   perturb();
   if (!message.state.compare_exchange_strong(offered, LongMessage::kTaken)) {
@@ -181,7 +188,7 @@ bool MessageMatcher::begin(P2pOperation& p2p, int from, const Envelope& envelope
 
 // mode and the reaches were checked by this rank in begin(), but they are in the sender's memory: an
 // impossible value leads to no access (find() checks the range), at worst to a receive that never ends before
-// its deadline.
+// its deadline. acquire on `laid`: the sender's bytes come before it.
 void MessageMatcher::advance_receive(P2pOperation& p2p) {
   LongMessage& message = *p2p.message;
   switch (message.mode) {
@@ -205,8 +212,9 @@ void MessageMatcher::advance_receive(P2pOperation& p2p) {
   }
 }
 
-// The sender publishes whole chunks, so a chunk is complete when `laid` is beyond its beginning. seq_cst on
-// `drained`: the sender may sleep until there is room.
+// The sender publishes whole chunks, so a chunk is complete when `laid` is beyond its beginning; acquire: its
+// bytes, and pipe_at, come before. `drained` releases the room that was read; seq_cst, since the sender may
+// sleep until there is room.
 void MessageMatcher::drain_pipe(P2pOperation& p2p) {
   LongMessage& message = *p2p.message;
   auto* to = static_cast<std::uint8_t*>(p2p.op.recv);
@@ -228,7 +236,8 @@ void MessageMatcher::drain_pipe(P2pOperation& p2p) {
   finish_receive(p2p);
 }
 
-// After kDone the sender may reuse the record at once: nothing of it is read below.
+// After kDone the sender may reuse the record and its buffer at once: nothing of them is read below, and as a
+// release kDone comes after all that was read before. seq_cst, since the sender may sleep until then.
 void MessageMatcher::finish_receive(P2pOperation& p2p) {
   perturb();
   p2p.message->state.store(LongMessage::kDone, std::memory_order_seq_cst);

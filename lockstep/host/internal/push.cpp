@@ -37,7 +37,12 @@ std::uint64_t receipt_address(CommMembers& members, int rank) {
   return block.address + static_cast<std::uint64_t>(receipt - reinterpret_cast<const std::uint8_t*>(&block));
 }
 
-// Fills in CommBlock::push; returns the push's number.
+// Fills in CommBlock::push; returns the push's number. This rank alone stores the number, the thread and the
+// addresses, and makes one push at a time, so it may load its own number relaxed. Thread and addresses are
+// stored relaxed: the store of the number releases them to call_back(), and the kernel reads the addresses in
+// this thread. Lengths and number are sequentially consistent, before the load of the permission (push.h): an
+// owner that still loads the previous number, after it has revoked the permission, knows that this push will
+// find it revoked.
 std::uint64_t announce(Push& push, const BufferRef& to, std::uint64_t n_bytes, std::uint64_t receipt_at) {
   const std::uint64_t count = (push.number.load(std::memory_order_relaxed) >> kPushRankBits) + 1;
   const std::uint64_t number = count << kPushRankBits | static_cast<std::uint64_t>(to.rank);
@@ -64,7 +69,7 @@ bool push_all(CommMembers& members, BufferRef to, const std::uint8_t* from, std:
     if (result == static_cast<ssize_t>(n_bytes + sizeof(number))) return true;
     const int error = errno;
     // Revoked: the permission is checked again. If it still holds, an earlier push was meant, and this one is
-    // repeated.
+    // repeated. acquire would do: the owner revokes the permission before it stores this 0.
     if (push.bytes.n_bytes.load(std::memory_order_seq_cst) == 0) continue;
     if (result <= 0) raise_copy_failure(to.pid, error, "process_vm_writev");
     // The kernel stopped at a page that it cannot access; the next call returns the error.
@@ -102,6 +107,11 @@ bool is_elsewhere(std::int64_t pid, std::int64_t thread) {
 }
 
 // No push of `rank` into this rank's memory is under way. Pre: the lengths are cleared.
+// seq_cst on the number: it is loaded after the permission was revoked, and the writer loads the permission
+// after it has stored the number. So a push whose number is not seen here does not begin. acquire on the
+// receipt, which the kernel writes after all other bytes: none of those can change any more. relaxed on the
+// thread: the number was stored after it. A thread of a later push may be read; the earlier push is over
+// then.
 bool is_over(CommMembers& members, int rank) {
   const Push& push = members.block(rank).push;
   const std::uint64_t number = push.number.load(std::memory_order_seq_cst);
@@ -125,7 +135,8 @@ void call_back(CommMembers& members, int rank, const std::function<bool()>& insi
   Push& push = members.block(rank).push;
   // The receipt's length too, since this block will be freed one day. It is cleared first: the kernel treats
   // the two lengths as one range, and with only the first cleared it would write message bytes over the
-  // receipt.
+  // receipt. seq_cst: between the revocation, which the caller has stored, and the load of the number in
+  // is_over().
   push.receipt.n_bytes.store(0, std::memory_order_seq_cst);
   push.bytes.n_bytes.store(0, std::memory_order_seq_cst);
   base::SlowWait slow(Deadline::never());

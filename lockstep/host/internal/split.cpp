@@ -140,14 +140,17 @@ std::unique_ptr<CommMembers> Split::run() {
     return std::make_unique<CommMembers>(service_.host_peers(), config_.rank, members_,
                                          std::span(first.blocks(), members_.size()));
   } catch (...) {
-    // Others may have seen the block by now: it is never freed.
+    // Others may have seen the block by now: it is never freed. A release would do, since nobody is woken: an
+    // operation that waits for this member in a communicator which the others completed looks at `left`
+    // before it sleeps and at its deadline.
     block_->left.store(1, std::memory_order_seq_cst);
     throw;
   }
 }
 
 // Several threads of a rank may create groups at once, so a slot is claimed by compare-exchange. The hash is
-// stored before the offset, which makes the block findable.
+// stored before the offset, which makes the block findable: its store releases hash, key and members to
+// find(). It is seq_cst, since the first member may sleep until the block is listed: run() wakes it next.
 void Split::list() {
   const std::uint64_t at = service_.host_peers().arena().offset_of(block_);
   for (Listing& slot : service_.host_peers().own().joining) {
@@ -163,13 +166,15 @@ void Split::list() {
               ErrorFamily::kBackend);
 }
 
+// A release would do, which keeps this behind the last use of the block; who finds kFree reads nothing.
 void Split::unlist() {
   if (listed_ != nullptr) listed_->at.store(Listing::kFree, std::memory_order_seq_cst);
   listed_ = nullptr;
 }
 
 // Slots are reused while they are read: the offset is loaded again after the hash, and the key in the block
-// decides.
+// decides. The loads must stay in this order, for which acquire would do; they are seq_cst as the last look
+// before a sleep, between announce() and sleep (local/wake.h).
 std::optional<std::uint64_t> Split::find(int rank) {
   const std::uint64_t hash = hash_of(key_);
   for (Listing& slot : peer(rank).header->joining) {
@@ -230,7 +235,8 @@ void Split::collect() {
 }
 
 // first_at and first_rank are plain: the store of the verdict publishes them. blocks() of the first block as
-// well.
+// well. It is seq_cst, since the member may sleep until it is there; await_verdict() and check_refused() load
+// it with seq_cst in their last look before that sleep.
 void Split::give_verdict(CommBlock::Verdict verdict) {
   for (int r = 1; r < config_.size; ++r) {
     CommBlock* theirs = found_[static_cast<std::size_t>(r)];
@@ -305,7 +311,8 @@ void Split::wait(int rank, Ready ready) {
 }
 
 // Only of the rank that is waited for. The first member waits for each in turn, so it comes across every
-// loss; the others wait for the first, whose verdict ends their wait.
+// loss; the others wait for the first, whose verdict ends their wait. acquire on `left` as wherever it is
+// read: what the rank published before it left is readable, such as its last call.
 void Split::check_alive(int rank) {
   const int host_rank = members_[static_cast<std::size_t>(rank)];
   const auto cause = service_.loss_of(host_rank);
