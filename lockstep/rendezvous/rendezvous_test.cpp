@@ -1,5 +1,4 @@
-// Each scheme, each of its errors, and who may join. Ranks are threads; the environment is restored after
-// each test.
+// Each scheme and each of its errors.
 #include "lockstep/rendezvous/rendezvous.h"
 
 #include <gtest/gtest.h>
@@ -21,6 +20,7 @@
 #include "lockstep/rendezvous/clean_environment.h"
 #include "lockstep/rendezvous/internal/detect.h"
 #include "lockstep/rendezvous/internal/url.h"
+#include "lockstep/rendezvous/rendezvous_testing.h"
 #include "lockstep/store/hash_store.h"
 #include "lockstep/store/prefix_store.h"
 #include "lockstep/store/tcp_store.h"
@@ -28,91 +28,7 @@
 namespace lockstep {
 namespace {
 
-constexpr Milliseconds kPatience{60'000};
-constexpr Milliseconds kShort{50};
-
-class Rendezvous : public testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = testing::TempDir() + "rendezvous_XXXXXX";
-    ASSERT_NE(::mkdtemp(folder_.data()), nullptr);
-    logged().clear();
-    set_log_level(LogLevel::kInfo);
-    set_log_sink([](LogLevel, std::string_view text) {
-      const std::lock_guard lock(log_mutex());
-      logged() += base::cat(text, '\n');
-    });
-  }
-  void TearDown() override {
-    set_log_sink(nullptr);
-    set_log_level(LogLevel::kWarn);
-    for (const char* name : {"/store", "/secret", "/lockstep.secret"}) ::unlink((folder_ + name).c_str());
-    ::rmdir(folder_.c_str());
-  }
-
-  // Set and held until the end of the test, all other variables unset.
-  void environment(const Variables& variables) {
-    for (const auto& [name, text] : variables) CleanEnvironment::set(name, text);
-  }
-
-  // A port that nobody listened on a moment ago.
-  static std::string free_port() {
-    return std::to_string(net::Listener::listen(*net::Address::parse("127.0.0.1", 0), 1).local().port());
-  }
-
-  // Every rank comes with `options` and its own rank; each then sends the others its rank and gets the last
-  // one's.
-  static void expect_to_meet(int world_size, RendezvousOptions options) {
-    std::vector<std::future<RendezvousResult>> ranks;
-    options.timeout = kPatience;
-    for (int rank = 0; rank < world_size; ++rank) {
-      options.rank = rank;
-      ranks.push_back(std::async(std::launch::async, [options] { return rendezvous(options); }));
-    }
-    std::vector<RendezvousResult> results;
-    for (auto& rank : ranks) results.push_back(rank.get());
-    for (int rank = 0; rank < world_size; ++rank) {
-      auto& result = results[static_cast<std::size_t>(rank)];
-      EXPECT_EQ(result.rank, rank);
-      EXPECT_EQ(result.world_size, world_size);
-      ASSERT_TRUE(result.store);
-      EXPECT_EQ(result.store->timeout(), kPatience);
-      EXPECT_EQ(result.store->add("came", 1), rank + 1);
-    }
-  }
-
-  template <class Class = Error>
-  static std::string error_of(const RendezvousOptions& options, ErrorKind kind = ErrorKind::kUsage) {
-    try {
-      rendezvous(options);
-    } catch (const Class& error) {
-      EXPECT_EQ(error.kind(), kind) << error.what();
-      return error.what();
-    } catch (const std::exception& error) {
-      ADD_FAILURE() << "raised another class: " << error.what();
-      return "";
-    }
-    ADD_FAILURE() << options.init_method << " raised nothing";
-    return "";
-  }
-
-  static void expect_words(const std::string& text, const std::vector<std::string>& words) {
-    for (const auto& word : words)
-      EXPECT_NE(text.find(word), std::string::npos) << word << " is not in: " << text;
-  }
-
-  static std::mutex& log_mutex() {
-    static std::mutex mutex;
-    return mutex;
-  }
-  static std::string& logged() {
-    static std::string lines;
-    return lines;
-  }
-
-  const CleanEnvironment clean_;
-  std::string folder_;
-};
+using namespace rendezvous_testing;
 
 // ---- env:// ----
 
@@ -365,95 +281,6 @@ TEST_F(Rendezvous, WhatAHandlerReturnsIsChecked) {
   });
   expect_words(error_of({.init_method = "no-rank://"}), {"no-rank", "no rank"});
   EXPECT_FALSE(rendezvous({.init_method = "no-rank://", .open_ended = true}).rank);
-}
-
-// ---- the launcher's store, and the secret ----
-
-TEST_F(Rendezvous, WithALaunchersStoreEveryRankIsAClient) {
-  const auto launcher =
-      TcpStore::open("127.0.0.1", {.port = 0, .is_master = true, .wait_for_workers = false});
-  environment({{"WORLD_SIZE", "2"},
-               {"MASTER_ADDR", "127.0.0.1"},
-               {"MASTER_PORT", std::to_string(launcher->port())},
-               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-               {"TORCHELASTIC_RESTART_COUNT", "3"}});
-  expect_to_meet(2, {});
-  EXPECT_EQ(to_text(launcher->get("/worker/attempt_3/came")), "2") << "under torch's prefix for the attempt";
-  CleanEnvironment::set("TORCHELASTIC_RESTART_COUNT", "4");
-  expect_to_meet(2, {.init_method = base::cat("tcp://127.0.0.1:", launcher->port()), .world_size = 2});
-}
-
-TEST_F(Rendezvous, TheStoreOfTorchrunIsNotAskedForTheSecret) {
-  JobSecret::mint().write_file(folder_ + "/secret");
-  const auto launcher =
-      TcpStore::open("127.0.0.1", {.port = 0, .is_master = true, .wait_for_workers = false});
-  environment({{"WORLD_SIZE", "2"},
-               {"MASTER_ADDR", "127.0.0.1"},
-               {"MASTER_PORT", std::to_string(launcher->port())},
-               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-               {"LOCKSTEP_SECRET_FILE", folder_ + "/secret"}});
-  expect_to_meet(2, {});
-  EXPECT_NE(logged().find("torchrun's"), std::string::npos) << logged();
-}
-
-TEST_F(Rendezvous, TheStoreOfOurLauncherIsAskedForTheSecret) {
-  const JobSecret secret = JobSecret::mint();
-  secret.write_file(folder_ + "/secret");
-  const auto launcher = TcpStore::open(
-      "127.0.0.1", {.port = 0, .is_master = true, .wait_for_workers = false, .secret = secret});
-  environment({{"WORLD_SIZE", "2"},
-               {"MASTER_ADDR", "127.0.0.1"},
-               {"MASTER_PORT", std::to_string(launcher->port())},
-               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-               {"LOCKSTEP_LAUNCHER", "1"},
-               {"LOCKSTEP_SECRET_FILE", folder_ + "/secret"}});
-  expect_to_meet(2, {});
-  EXPECT_EQ(to_text(launcher->get("came")), "2") << "at the root, where the launcher publishes";
-  ::unsetenv("LOCKSTEP_SECRET_FILE");
-  EXPECT_THROW(rendezvous({.rank = 0, .timeout = kShort}), DistNetworkError) << "joined without the secret";
-}
-
-TEST_F(Rendezvous, ASecretIsUsedWhenOneIsConfigured) {
-  JobSecret::mint().write_file(folder_ + "/secret");
-  environment({{"LOCKSTEP_SECRET_FILE", folder_ + "/secret"}});
-  const std::string port = free_port();
-  const RendezvousOptions options{.init_method = "tcp://127.0.0.1:" + port, .rank = 0, .world_size = 1};
-  const auto result = rendezvous(options);
-  TcpStoreOptions stranger{.port = static_cast<std::uint16_t>(std::stoi(port))};
-  stranger.timeout = kShort;
-  EXPECT_THROW(TcpStore::open("127.0.0.1", stranger), DistNetworkError);
-  EXPECT_EQ(result.store->add("n", 1), 1) << "the stranger disturbed nobody";
-}
-
-TEST_F(Rendezvous, AnOpenStoreBeyondLoopbackNeedsASecretOnEveryRank) {
-  for (const int rank : {0, 1}) {
-    expect_words(error_of({.init_method = "tcp://192.0.2.1:29500", .rank = rank, .world_size = 2}),
-                 {"192.0.2.1:29500", "LOCKSTEP_SECRET_FILE", "LOCKSTEP_INSECURE=1"});
-  }
-}
-
-TEST_F(Rendezvous, InsecureIsAllowedAloud) {
-  environment({{"LOCKSTEP_INSECURE", "1"}});
-  char host[256] = {};
-  ASSERT_EQ(::gethostname(host, sizeof host - 1), 0);
-  try {
-    net::Address::resolve(host, 0);
-  } catch (const Error&) {
-    GTEST_SKIP() << "this machine cannot resolve its own name";
-  }
-  EXPECT_TRUE(rendezvous({.init_method = base::cat("tcp://", host, ":0?rank=0&world_size=1")}).store);
-}
-
-TEST_F(Rendezvous, TheLineThatTheErrorPrintsMakesAGoodSecret) {
-  const std::string text = error_of({.init_method = "tcp://192.0.2.1:29500", .rank = 0, .world_size = 2});
-  const std::string mark = "make one with:  ";
-  ASSERT_NE(text.find(mark), std::string::npos) << text;
-  const std::size_t start = text.find(mark) + mark.size();
-  const std::string line = text.substr(start, text.find('\n', start) - start);
-  const std::string script =
-      base::cat("cd '", folder_, "' && ", line, " && test \"$LOCKSTEP_SECRET_FILE\" -ef lockstep.secret");
-  ASSERT_EQ(std::system(script.c_str()), 0) << script;
-  EXPECT_NO_THROW(JobSecret::from_file(folder_ + "/lockstep.secret"));
 }
 
 // ---- URLs ----

@@ -235,6 +235,7 @@ void WorkerTransport::close(Deadline deadline) {
     {
       const base::MutexLock lock(state_.sockets_mutex);
       state_.reactor.poll_sockets();
+      state_.expire_pending();  // peers that are about to be lost: what is queued for them ends with them
     }
     flush_queued();
     // Sleeps until a socket is ready, a millisecond at most: the deadline is checked in between.

@@ -74,6 +74,10 @@ enum class EnvVar : int {
   kGlooSocketIfname,
   kGlooDeviceTransport,
   kGlooLazyInit,
+  kNcclLibrary,
+  kNcclHighPriority,
+  kNcclMultiRankGpu,
+  kNcclSocketIfname,
   // lockstep's own
   kLockstepLog,
   kLockstepSecretFd,

@@ -96,7 +96,6 @@ class GreetedIncoming : public Incoming {
   }
 
   TransportState& state_;
-  std::uint64_t key_ = 0;  // the reactor's
   std::optional<Intro> waiting_;
   std::shared_ptr<Peer> peer_;
 

@@ -1,6 +1,5 @@
 #include "lockstep/transport/internal/shm_incoming.h"
 
-#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -9,27 +8,6 @@
 #include "lockstep/net/address.h"
 
 namespace lockstep::transport::internal {
-namespace {
-
-// Between the end of a process's sockets and the end of the process.
-constexpr Milliseconds kDying{200};
-
-}  // namespace
-
-std::string local_end(const local::PeerProcess& process, bool left) {
-  constexpr const char* kConnectionEnded = "its connection ended";
-  if (left) return kConnectionEnded;
-  return process.cause(Deadline::after(kDying)).value_or(kConnectionEnded);
-}
-
-std::size_t receive_now(net::UnixSocket& socket, std::span<std::uint8_t> buffer, std::vector<base::Fd>& fds) {
-  try {
-    return socket.receive(buffer, Deadline::now(), &fds);
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kTimeout) return 0;
-    throw;
-  }
-}
 
 ShmIncoming::ShmIncoming(TransportState& state, net::UnixSocket socket)
     : GreetedIncoming(state, net::Purpose::kTransportLocal, {}),
@@ -39,21 +17,31 @@ ShmIncoming::ShmIncoming(TransportState& state, net::UnixSocket socket)
 void ShmIncoming::start() {
   state_.sockets_mutex.assume_held();  // as the acceptor's, which is the same
   state_.add_incoming(shared_from_this(), net::quota_key_of(socket_.fd()));
-  key_ = state_.reactor.add(socket_.fd(), EPOLLIN, shared_from_this());
+  watch_.add(state_, socket_.fd(), shared_from_this());
   if (!socket_.trust_own_user()) refuse("the caller runs as another user");
 }
 
+// After the end of the socket it is called once more, when it is known how the process ended; perhaps also
+// when the connection is over already (TransportState::call_later).
 void ShmIncoming::on_ready(std::uint32_t) noexcept {
   const auto self = shared_from_this();
+  if (!socket_) return;
+  if (watch_.awaits_process()) return ended();
   try {
     receive();
   } catch (const Error&) {
-    const std::string bad = slot_ ? state_.slots.broken(*slot_) : std::string();
-    // Only of a peer: how its process ended may take a wait to find out; for a stranger it is not done.
-    over(bad.empty() ? local_end(process_, left_ || !peer_) : base::cat("it sent ", bad));
+    ended();
   } catch (const std::exception& error) {
     over(error.what());
   }
+}
+
+// How the process ended is found out of a peer only: a stranger is not worth the time.
+void ShmIncoming::ended() noexcept {
+  const std::string bad = slot_ ? state_.slots.broken(*slot_) : std::string();
+  const std::string cause = bad.empty() ? watch_.cause(state_, process_, left_ || !peer_, shared_from_this())
+                                        : base::cat("it sent ", bad);
+  if (!cause.empty()) over(cause);
 }
 
 void ShmIncoming::receive() {
@@ -126,7 +114,7 @@ void ShmIncoming::over(const std::string& cause) noexcept {
 void ShmIncoming::end() noexcept {
   const auto self = shared_from_this();
   if (!socket_) return;
-  state_.reactor.remove(key_, socket_.fd());
+  watch_.remove(state_);
   if (slot_) {
     const std::string broken = state_.slots.broken(*slot_);
     while (state_.slots.take(*slot_, state_.idle_wait.bell()))

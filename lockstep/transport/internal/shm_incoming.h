@@ -8,11 +8,9 @@
 #include "lockstep/local/peer_process.h"
 #include "lockstep/net/unix_socket.h"
 #include "lockstep/transport/internal/incoming.h"
+#include "lockstep/transport/internal/shm_link.h"
 
 namespace lockstep::transport::internal {
-
-// The byte by which either end of a local socket announces that it leaves in order.
-inline constexpr std::uint8_t kLeave = 'B';
 
 class ShmIncoming final : public GreetedIncoming, public std::enable_shared_from_this<ShmIncoming> {
  public:
@@ -33,9 +31,12 @@ class ShmIncoming final : public GreetedIncoming, public std::enable_shared_from
   void receive() LOCKSTEP_REQUIRES(state_.sockets_mutex);
   void be_greeted(std::span<const std::uint8_t> message, std::vector<base::Fd> fds)
       LOCKSTEP_REQUIRES(state_.sockets_mutex);
+  // The socket has ended.
+  void ended() noexcept LOCKSTEP_REQUIRES(state_.sockets_mutex);
   void over(const std::string& cause) noexcept LOCKSTEP_REQUIRES(state_.sockets_mutex);
 
   net::UnixSocket socket_;
+  LinkWatch watch_;
   const local::PeerProcess process_;
   Mapping heap_;
   std::optional<std::uint32_t> slot_;
@@ -43,12 +44,5 @@ class ShmIncoming final : public GreetedIncoming, public std::enable_shared_from
 };
 
 using ShmAcceptor = LinkAcceptor<ShmIncoming, net::UnixListener>;
-
-// One message and its descriptors; 0 when there is none, since another thread has read it.
-std::size_t receive_now(net::UnixSocket& socket, std::span<std::uint8_t> buffer, std::vector<base::Fd>& fds);
-
-// Why a local connection is over, as text: how its process ended, unless it left in order. Waits for at most
-// 200 ms until the kernel reports it.
-std::string local_end(const local::PeerProcess& process, bool left);
 
 }  // namespace lockstep::transport::internal

@@ -1,7 +1,6 @@
 #include "lockstep/transport/internal/shm_outgoing.h"
 
 #include <poll.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -9,7 +8,6 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
-#include "lockstep/transport/internal/shm_incoming.h"
 
 namespace lockstep::transport::internal {
 namespace {
@@ -66,7 +64,7 @@ void ShmOutgoing::call(const Peer& peer) {
   greeting_.emplace(state_.options.secret, introduction(state_, peer),
                     net::Binding{.purpose = net::Purpose::kTransportLocal, .server = peer.endpoint.token});
   socket_.send(greeting_->first(), Deadline::now());
-  key_ = state_.reactor.add(socket_.fd(), EPOLLIN, shared_from_this());
+  watch_.add(state_, socket_.fd(), shared_from_this());
 }
 
 // As for TCP: before the welcome a connection may be dropped for want of room for strangers, and is made
@@ -76,7 +74,7 @@ bool ShmOutgoing::call_again(const Peer& peer) {
   auto socket =
       n_calls_ < kMostCalls ? net::UnixSocket::try_connect(peer.endpoint.token, code) : std::nullopt;
   if (!socket || !socket->trust_own_user()) return false;
-  state_.reactor.remove(key_, socket_.fd());
+  watch_.remove(state_);
   socket_ = std::move(*socket);
   call(peer);
   return true;
@@ -124,27 +122,27 @@ void ShmOutgoing::flush() {
   }
 }
 
-// Every error of the socket is its end.
+// Every error of the socket is its end. After it this is called once more, when it is known how the process
+// ended; perhaps also when the connection is over already (TransportState::call_later).
 void ShmOutgoing::on_ready(std::uint32_t) noexcept {
   const auto self = shared_from_this();
   const auto peer = peer_.lock();
   if (!peer) return end(false);
   std::string over;
-  bool ended = false;
   {
     const base::MutexLock lock(peer->mutex);
     if (!socket_) return;
+    bool ended = watch_.awaits_process();
     try {
-      over = receive();
+      if (!ended) over = receive();
     } catch (const Error&) {
       ended = !called_again(*peer);
     } catch (const std::exception& error) {
       over = error.what();
     }
+    if (ended) over = watch_.cause(state_, holder_->process, left_, self);
     state_.count_queue(*peer);
   }
-  // Without the peer's mutex: the cause may take a while, and whoever sends to the peer need not wait for it.
-  if (ended) over = local_end(holder_->process, left_);
   if (!over.empty()) state_.lose(peer, over);
 }
 
@@ -226,7 +224,7 @@ void ShmOutgoing::take_back_unread() noexcept {
 // them. Blocks that it holds are swept when its process has ended (Holder::link_ended).
 void ShmOutgoing::end(bool gone) noexcept {
   if (!socket_) return;
-  state_.reactor.remove(key_, socket_.fd());
+  watch_.remove(state_);
   for (const auto& record : backlog_) take_back_record(state_.heap, record);
   backlog_.clear();
   set_unsent({});

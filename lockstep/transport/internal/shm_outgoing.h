@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "lockstep/net/unix_socket.h"
+#include "lockstep/transport/internal/shm_link.h"
 #include "lockstep/transport/internal/transport_state.h"
 
 namespace lockstep::transport::internal {
@@ -54,7 +55,7 @@ class ShmOutgoing final : public Outgoing, public std::enable_shared_from_this<S
   Bytes unsent_;
   int n_calls_ = 0;
   const std::shared_ptr<Holder> holder_;
-  std::uint64_t key_ = 0;
+  LinkWatch watch_;
   bool open_ = false;
   bool left_ = false;
   Inbox inbox_;    // the receiver's

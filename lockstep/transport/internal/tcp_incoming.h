@@ -34,6 +34,7 @@ class TcpIncoming final : public GreetedIncoming, public std::enable_shared_from
   void over(const std::string& cause) noexcept LOCKSTEP_REQUIRES(state_.sockets_mutex);
 
   base::Fd fd_;
+  std::uint64_t key_ = 0;  // the reactor's
   GreetingReader reader_;
   // With a job secret, from the introduction on.
   std::optional<net::Opener> opener_;

@@ -158,7 +158,7 @@ void TransportState::add_incoming(std::shared_ptr<Incoming> connection, std::uin
 // relaxed: read by threads that then take sockets_mutex, or look again in 200 ms. A thread that sleeps since
 // before the first of them is woken to do so.
 void TransportState::count_pending() noexcept {
-  const std::size_t n = pending_.size() + paused_.size();
+  const std::size_t n = pending_.size() + paused_.size() + later_.size();
   if (n_pending_.exchange(n, std::memory_order_relaxed) == 0 && n != 0) idle_wait.ring();
 }
 
@@ -243,7 +243,21 @@ void TransportState::accept_pending() noexcept {
   resume_acceptors();
 }
 
+void TransportState::call_later(std::weak_ptr<Handler> handler, Deadline when) {
+  later_.push_back({.who = std::move(handler), .when = when});
+  count_pending();
+}
+
 void TransportState::expire_pending() noexcept {
+  // One at a time: a handler may add others.
+  for (;;) {
+    const auto due = std::ranges::find_if(later_, [](const LaterCall& one) { return one.when.expired(); });
+    if (due == later_.end()) break;
+    const auto who = due->who.lock();
+    later_.erase(due);
+    count_pending();
+    if (who) who->on_ready(0);
+  }
   const auto waiting = pending_;
   for (const PendingConnection& connection : waiting) {
     const auto who = connection.who.lock();

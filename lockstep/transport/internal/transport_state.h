@@ -122,7 +122,10 @@ class TransportState {
   void accept_pending() noexcept LOCKSTEP_REQUIRES(sockets_mutex);
   // Calls accept_pending() at the next expire_pending().
   void accept_later() noexcept LOCKSTEP_REQUIRES(sockets_mutex) { accept_again_ = true; }
+  // Ends or does what was to wait until now.
   void expire_pending() noexcept LOCKSTEP_REQUIRES(sockets_mutex);
+  // expire_pending() calls the handler's on_ready(0) at that time, or later, unless it is gone by then.
+  void call_later(std::weak_ptr<Handler> handler, Deadline when) LOCKSTEP_REQUIRES(sockets_mutex);
   // Tracks a new connection until it is removed; one that is not accepted within half a minute is refused.
   // `quota_key`: from net::quota_key_of.
   void add_incoming(std::shared_ptr<Incoming> connection, std::uint64_t quota_key)
@@ -141,7 +144,7 @@ class TransportState {
   std::vector<std::shared_ptr<Incoming>> incoming() const LOCKSTEP_REQUIRES(sockets_mutex) {
     return incoming_;
   }
-  // Or paused acceptors, or unsent introductions: wait() must return in time for them.
+  // Or paused acceptors, calls for later, unsent introductions: wait() must return in time for them.
   bool has_pending() const {
     return n_pending_.load(std::memory_order_relaxed) != 0 || unsent.load(std::memory_order_relaxed) != 0;
   }
@@ -170,6 +173,11 @@ class TransportState {
   // Not accepted yet, oldest first.
   std::vector<PendingConnection> pending_ LOCKSTEP_GUARDED_BY(sockets_mutex);
   std::vector<std::weak_ptr<Acceptor>> paused_ LOCKSTEP_GUARDED_BY(sockets_mutex);
+  struct LaterCall {
+    std::weak_ptr<Handler> who;
+    Deadline when;
+  };
+  std::vector<LaterCall> later_ LOCKSTEP_GUARDED_BY(sockets_mutex);
   Deadline pause_over_ LOCKSTEP_GUARDED_BY(sockets_mutex) = Deadline::now();
   bool accept_again_ LOCKSTEP_GUARDED_BY(sockets_mutex) = false;
   std::atomic<std::size_t> n_pending_{0};
