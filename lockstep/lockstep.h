@@ -9,6 +9,7 @@
 #include "lockstep/collective/breakpoint.h"
 #include "lockstep/collective/collective.h"
 #include "lockstep/collective/collective_utils.h"
+#include "lockstep/cuda/cuda.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/elastic_distributed_sampler.h"
 #include "lockstep/ddp/hooks.h"

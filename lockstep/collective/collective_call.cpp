@@ -18,6 +18,7 @@
 #include "lockstep/collective/comm_debug.h"
 #include "lockstep/group/detail/call_report.h"
 #include "lockstep/group/detail/work_state.h"
+#include "lockstep/tensor/detail/device_stream.h"
 
 namespace lockstep::internal {
 namespace {
@@ -78,9 +79,31 @@ void CollectiveCall::report(const Failure& failure) const {
       {.function = request_.name, .where = request_.where, .group = group_.get(), .failure = &failure});
 }
 
-// Blocks until the operation is over, so its buffers need no owner beyond the caller's frame.
+// Only for engines that take the device's memory: a back end of the program's own may serve a device type
+// without knowing of streams.
+void CollectiveCall::bind_stream() {
+  if (!device_ || !device_->is_cuda()) return;
+  const comm::Engine* const engine = part().engine();
+  if (engine != nullptr && !engine->takes(LOCKSTEP_CUDA)) return;
+  request_.stream = current_stream(*device_);
+  const auto bind = [&](lockstep_op& op) {
+    op.device_kind = LOCKSTEP_CUDA;
+    op.device = device_->index();
+    op.stream = request_.stream->native_handle();
+  };
+  bind(request_.op);
+  for (auto& op : request_.more) bind(op);
+  if (request_.more.empty()) return;
+  request_.op.flags |= LOCKSTEP_OP_MORE_FOLLOW;
+  for (std::size_t i = 0; i + 1 < request_.more.size(); ++i)
+    request_.more[i].flags |= LOCKSTEP_OP_MORE_FOLLOW;
+}
+
+// Blocks until the operation is over, so its buffers need no owner beyond the caller's frame. On device memory
+// the stream is ordered instead: buffers that are freed now are not used by others before it has passed.
 void CollectiveCall::run() {
   count_operation(request_.ended.type);
+  bind_stream();
   try {
     part().run(request_);
   } catch (const Error& error) {
@@ -93,6 +116,7 @@ void CollectiveCall::run() {
 // has dropped its Work. The event goes with them and ends with the operation, perhaps on another thread.
 Work CollectiveCall::post(HeldTensors held) {
   count_operation(request_.ended.type);
+  bind_stream();
   held.event = begin_event();
   try {
     auto work = part().post(request_, std::move(held));
@@ -198,11 +222,12 @@ void CollectiveCall::check(const at::Tensor& tensor, const char* role) {
     refuse(ErrorKind::kUnsupported, role, " is on ", tensor.device().str(), "; the group works on ",
            group_->backend_config());
   }
-  if (part_ != nullptr && part_ != part) {
-    refuse(ErrorKind::kUsage, role, " is on ", tensor.device().str(),
-           ", another tensor of the call is not; all must be on one device");
+  if (device_ && *device_ != tensor.device()) {
+    refuse(ErrorKind::kUsage, role, " is on ", tensor.device().str(), ", another tensor of the call on ",
+           device_->str(), "; all must be on one device");
   }
   part_ = part;
+  device_ = tensor.device();
   if (tensor.is_quantized()) {
     refuse(ErrorKind::kUnsupported, role, " is quantized (", c10::toString(tensor.scalar_type()),
            "); send its int_repr()");

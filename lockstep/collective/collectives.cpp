@@ -14,11 +14,13 @@
 #include "lockstep/collective/internal/packing.h"
 #include "lockstep/collective/internal/rank_parts.h"
 #include "lockstep/collective/internal/sparse.h"
+#include "lockstep/tensor/detail/device_stream.h"
 
 namespace lockstep {
 namespace {
 
 using internal::CollectiveCall;
+using internal::has_streams;
 using internal::HeldTensors;
 using internal::is_plain;
 using internal::plain;
@@ -190,13 +192,19 @@ at::Tensor empty_shared(at::IntArrayRef sizes, at::ScalarType dtype, EmptyShared
     if (size < 0 || __builtin_mul_overflow(n_bytes, size, &n_bytes))
       base::raise(ErrorKind::kUsage, "no tensor has them");
   }
-  const auto tensor_options = at::TensorOptions().dtype(dtype);
-  auto memory = n_bytes == 0 ? nullptr : group->allocate(static_cast<std::size_t>(n_bytes));
+  auto device = options.device;
+  if (has_streams(device.type()) && !device.has_index()) device = internal::current_device(device.type());
+  const auto tensor_options = at::TensorOptions().dtype(dtype).device(device);
+  auto memory = n_bytes == 0 ? nullptr : group->allocate(static_cast<std::size_t>(n_bytes), device);
   if (!memory) return at::empty(sizes, tensor_options);
   // The tensor's deleter owns the memory, so the memory outlives the group's handle when the tensor does.
   void* data = memory.get();
-  return at::from_blob(
-      data, sizes, [memory = std::move(memory)](void*) mutable { memory.reset(); }, tensor_options);
+  // The device is named, so that libtorch does not ask a driver whose memory it is.
+  return at::for_blob(data, sizes)
+      .deleter([memory = std::move(memory)](void*) mutable { memory.reset(); })
+      .options(tensor_options)
+      .target_device(device)
+      .make_tensor();
 } catch (const Error& error) {
   Failure failure = error.failure();
   failure.message = base::cat("empty_shared of sizes ", sizes, " (called at ", options.where.file_name(), ":",

@@ -169,10 +169,12 @@ Work barrier(BarrierOptions options = {});
 
 struct EmptySharedOptions {
   Group group{};
+  at::Device device = at::kCPU;  // or a GPU that an engine of the group serves
   std::source_location where = std::source_location::current();
 };
 // An uninitialised tensor in memory that all ranks on the same host can access, so that collectives reduce it
-// in place, without a copy. A local call, not a collective. Ordinary memory in a world of one. The tensor
+// in place, without a copy. A local call, not a collective. Ordinary memory in a world of one, and where the
+// engine has none of its own. The tensor
 // keeps the group's memory alive, even after destroy_process_group. Raises kResource when the memory cannot
 // be allocated.
 at::Tensor empty_shared(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat,

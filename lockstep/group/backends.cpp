@@ -7,12 +7,16 @@
 #include <mutex>
 #include <sstream>
 
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/log.h"
 #include "lockstep/engine/fake_engine.h"
 #include "lockstep/group/internal/backend_parts.h"
 #include "lockstep/hierarchy/hierarchy.h"
 #include "lockstep/host/host.h"
+#include "lockstep/tensor/detail/device_stream.h"
 
 namespace lockstep {
 namespace internal {
@@ -34,7 +38,7 @@ std::string joined(const Names& names) {
 // are in the registry; this is what the ABI does not tell.
 struct Knowledge {
   std::mutex mutex;
-  std::map<std::string, Names> devices{{"fake", {"cpu", "cuda", "meta", "xpu"}}};  // others: cpu
+  std::map<std::string, Names> devices{{"fake", {"cpu", "cuda", "meta", "xpu"}}};  // others: by capabilities
   std::map<std::string, std::string> defaults{
       {"cpu", "host"}, {"cuda", "nccl"}, {"xpu", "xccl"}, {"mps", "gloo"}, {"meta", "fake"}};
   Names alone{"fake"};  // engines that also serve groups of one
@@ -45,10 +49,15 @@ Knowledge& knowledge() {
   return instance;
 }
 
-Names devices_of(const std::string& engine) {
+// By the memory that it takes, unless something else is known.
+Names devices_of(const comm::Engine& engine) {
   const std::lock_guard lock(knowledge().mutex);
-  const auto found = knowledge().devices.find(comm::lower_case(engine));
-  return found == knowledge().devices.end() ? Names{"cpu"} : found->second;
+  const auto found = knowledge().devices.find(comm::lower_case(engine.name()));
+  if (found != knowledge().devices.end()) return found->second;
+  Names names;
+  if (engine.takes(LOCKSTEP_HOST_MEMORY)) names.emplace_back("cpu");
+  if (engine.takes(LOCKSTEP_CUDA)) names.emplace_back("cuda");
+  return names;
 }
 
 // What can be named: engines that are there, and those that would be loaded or made when they are asked for.
@@ -92,7 +101,7 @@ void add_pair(BackendParts& parts, const std::string& device, const comm::Engine
     if (std::ranges::count(part.devices, device) > 0)
       refuse_text(backend, base::cat("device type ", device, " repeats"));
   }
-  if (const auto served = devices_of(engine.name()); std::ranges::count(served, device) == 0) {
+  if (const auto served = devices_of(engine); std::ranges::count(served, device) == 0) {
     base::raise(ErrorKind::kUnsupported, base::cat("backend \"", backend, "\": engine ", engine.name(),
                                                    " serves ", joined(served), ", not ", device));
   }
@@ -172,7 +181,7 @@ BackendParts parse_backend(const std::string& backend) {
   BackendParts parts;
   if (text.find(':') == std::string::npos && text.find(',') == std::string::npos) {
     const auto& engine = require_engine(text, backend);
-    return {{&engine, devices_of(text)}};
+    return {{&engine, devices_of(engine)}};
   }
   std::istringstream in(text);
   for (std::string pair; std::getline(in, pair, ',');) {
@@ -190,14 +199,111 @@ BackendParts parse_backend(const std::string& backend) {
   return parts;
 }
 
-// A function of the hosts alone, which every rank knows: all choose alike without asking.
-BackendParts choose_default_backend(const std::vector<std::string>& hosts) {
-  std::vector<std::size_t> elsewhere;
-  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
-    if (hosts[rank] != hosts.front()) elsewhere.push_back(rank);
+namespace {
+
+// The GPU engines lockstep knows, in the order they are preferred where each rank has a GPU of its own.
+const Names kGpuEngines{"nccl", "cuda_ipc"};
+
+// One that is not there, or that finds no driver, is no error: nobody has asked for it.
+const comm::Engine* find_quietly(const std::string& name) {
+  try {
+    return find_engine(name);
+  } catch (const Error& error) {
+    base::log(LogLevel::kDebug, base::cat("engine ", name, " is not used: ", error.what()));
+    return nullptr;
   }
-  if (elsewhere.empty()) return parse_backend("host");
-  if (find_engine("hierarchical") != nullptr) return parse_backend("hierarchical");
+}
+
+// The rank's GPU when it was not bound to one: its only one, or the one of its local rank.
+int own_gpu(int n_gpus) {
+  const auto local = base::environment_int(base::EnvVar::kLocalRank);
+  return n_gpus > 1 && local && *local >= 0 ? static_cast<int>(*local % n_gpus) : 0;
+}
+
+bool on_one_host(const std::vector<RankPlace>& places) {
+  return std::ranges::all_of(places, [&](const auto& place) { return place.host == places.front().host; });
+}
+
+// The first two ranks that share a GPU; -1 when none do.
+std::pair<int, int> sharing_ranks(const std::vector<RankPlace>& places) {
+  std::map<std::pair<std::string, std::string>, int> seen;
+  for (std::size_t rank = 0; rank < places.size(); ++rank) {
+    const auto [at, fresh] = seen.try_emplace({places[rank].host, places[rank].gpu}, static_cast<int>(rank));
+    if (!fresh) return {at->second, static_cast<int>(rank)};
+  }
+  return {-1, -1};
+}
+
+// "": none. Every rank must be able to load it.
+std::string choose_gpu_engine(const std::vector<RankPlace>& places) {
+  const auto all_have = [&](const std::string& engine) {
+    return std::ranges::all_of(places, [&](const auto& place) {
+      return !place.gpu.empty() && std::ranges::count(place.gpu_engines, engine) > 0;
+    });
+  };
+  const bool shared = sharing_ranks(places).first >= 0;
+  if (on_one_host(places) && all_have("cuda_ipc") && (shared || !all_have("nccl"))) return "cuda_ipc";
+  return all_have("nccl") ? "nccl" : "";
+}
+
+}  // namespace
+
+bool lacks_host_memory(const BackendParts& parts) {
+  return !parts.empty() && std::ranges::all_of(parts, [](const BackendPart& part) {
+    return part.engine->takes(LOCKSTEP_CUDA) && !part.engine->takes(LOCKSTEP_HOST_MEMORY);
+  });
+}
+
+BackendParts with_host_memory(const BackendParts& host, BackendParts parts) {
+  for (const auto& part : host) {
+    if (std::ranges::count(part.devices, "cpu") > 0) parts.insert(parts.begin(), {part.engine, {"cpu"}});
+  }
+  return parts;
+}
+
+std::string to_line(const RankPlace& place) {
+  std::string line = base::cat(place.host, "\t", place.gpu, "\t");
+  for (const auto& engine : place.gpu_engines) line += engine + " ";
+  return line;
+}
+
+RankPlace from_line(const std::string& line) {
+  RankPlace place;
+  std::istringstream in(line);
+  std::getline(in, place.host, '\t');
+  std::getline(in, place.gpu, '\t');
+  for (std::string engine; in >> engine;) place.gpu_engines.push_back(engine);
+  return place;
+}
+
+RankPlace own_place(std::optional<int> device) {
+  RankPlace place{.host = base::host_identity()};
+  const int n_gpus = device_count(c10::kCUDA);
+  if (n_gpus == 0) return place;
+  for (const auto& name : kGpuEngines) {
+    const comm::Engine* const engine = find_quietly(name);
+    if (engine == nullptr || engine->table().device_identity == nullptr) continue;
+    char text[256] = "";
+    const int index = device.value_or(own_gpu(n_gpus));
+    if (engine->table().device_identity(LOCKSTEP_CUDA, index, text, sizeof text) != LOCKSTEP_OK) continue;
+    place.gpu = text;
+    place.gpu_engines.push_back(name);
+  }
+  return place;
+}
+
+BackendParts choose_default_backend(const std::vector<RankPlace>& places) {
+  const std::string gpu_engine = choose_gpu_engine(places);
+  const auto with_gpu = [&](const std::string& cpu_engine) {
+    if (gpu_engine.empty()) return parse_backend(cpu_engine);
+    return parse_backend(base::cat("cpu:", cpu_engine, ",cuda:", gpu_engine));
+  };
+  std::vector<std::size_t> elsewhere;
+  for (std::size_t rank = 0; rank < places.size(); ++rank) {
+    if (places[rank].host != places.front().host) elsewhere.push_back(rank);
+  }
+  if (elsewhere.empty()) return with_gpu("host");
+  if (find_engine("hierarchical") != nullptr) return with_gpu("hierarchical");
   std::string ranks;
   for (const auto rank : elsewhere) ranks += base::cat(ranks.empty() ? "" : " ", rank);
   base::raise(ErrorKind::kUnsupported,

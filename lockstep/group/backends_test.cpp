@@ -49,18 +49,65 @@ TEST(Backends, ADeviceTypeHasADefault) {
 }
 
 TEST(Backends, AreChosenByTheHostsOfTheRanks) {
-  const auto one = internal::choose_default_backend({"a", "a", "a"});
+  const auto one = internal::choose_default_backend({{"a"}, {"a"}, {"a"}});
   ASSERT_EQ(one.size(), 1u);
   EXPECT_EQ(one[0].engine->name(), "host");
   if (internal::find_engine("hierarchical") != nullptr) {
-    const auto several = internal::choose_default_backend({"a", "b", "a", "c"});
+    const auto several = internal::choose_default_backend({{"a"}, {"b"}, {"a"}, {"c"}});
     ASSERT_EQ(several.size(), 1u);
     EXPECT_EQ(several[0].engine->name(), "hierarchical");
     return;
   }
-  const auto failure = caught([] { internal::choose_default_backend({"a", "b", "a", "c"}); });
+  const auto failure = caught([] { internal::choose_default_backend({{"a"}, {"b"}, {"a"}, {"c"}}); });
   EXPECT_EQ(failure.kind, ErrorKind::kUnsupported);
   EXPECT_TRUE(says(failure, "ranks 1 3")) << failure.message;
+}
+
+// The name of the engine for CUDA tensors; "" when there is none.
+std::string gpu_engine(const std::vector<internal::RankPlace>& places) {
+  for (const auto& part : internal::choose_default_backend(places)) {
+    if (part.devices == std::vector<std::string>{"cuda"}) return part.engine->name();
+  }
+  return "";
+}
+
+TEST(Backends, AreChosenByTheGpusOfTheRanks) {
+  if (internal::find_engine("nccl") == nullptr || internal::find_engine("cuda_ipc") == nullptr)
+    GTEST_SKIP() << "the GPU engines were not built";
+  const std::vector<std::string> both{"nccl", "cuda_ipc"}, ipc{"cuda_ipc"};
+  EXPECT_EQ(gpu_engine({{"a", "gpu0", both}, {"a", "gpu0", both}}), "cuda_ipc") << "they share a GPU";
+  EXPECT_EQ(gpu_engine({{"a", "gpu0", both}, {"a", "gpu1", both}}), "nccl") << "one each";
+  EXPECT_EQ(gpu_engine({{"a", "gpu0", both}, {"a", "gpu1", ipc}}), "cuda_ipc") << "one rank has no NCCL";
+  EXPECT_EQ(gpu_engine({{"a", "gpu0", both}, {"a"}}), "") << "one rank has no GPU";
+  if (internal::find_engine("hierarchical") == nullptr) return;
+  EXPECT_EQ(gpu_engine({{"a", "gpu0", both}, {"b", "gpu0", both}}), "nccl") << "equal names on two hosts";
+  EXPECT_EQ(gpu_engine({{"a", "gpu0", ipc}, {"b", "gpu1", ipc}}), "") << "nothing crosses hosts";
+}
+
+TEST(Backends, TheCpuIsServedBesideAGpuEngineThatWasNamedAlone) {
+  if (internal::find_engine("cuda_ipc") == nullptr) GTEST_SKIP() << "the GPU engines were not built";
+  const auto alone = internal::parse_backend("cuda_ipc");
+  EXPECT_TRUE(internal::lacks_host_memory(alone));
+  EXPECT_FALSE(internal::lacks_host_memory(internal::parse_backend("cpu:host,cuda:cuda_ipc")));
+  EXPECT_FALSE(internal::lacks_host_memory(internal::parse_backend("host")));
+  EXPECT_FALSE(internal::lacks_host_memory({}));
+  const auto parts = internal::with_host_memory(internal::parse_backend("host"), alone);
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(parts[0].engine->name(), "host");
+  EXPECT_EQ(parts[0].devices, std::vector<std::string>{"cpu"});
+  EXPECT_EQ(parts[1].engine->name(), "cuda_ipc");
+}
+
+TEST(Backends, WhereARankIsSurvivesTheStore) {
+  const internal::RankPlace place{"host of mine", "gpu0", {"nccl", "cuda_ipc"}};
+  const auto back = internal::from_line(internal::to_line(place));
+  EXPECT_EQ(back.host, place.host);
+  EXPECT_EQ(back.gpu, place.gpu);
+  EXPECT_EQ(back.gpu_engines, place.gpu_engines);
+  const auto bare = internal::from_line(internal::to_line({"host"}));
+  EXPECT_EQ(bare.host, "host");
+  EXPECT_EQ(bare.gpu, "");
+  EXPECT_TRUE(bare.gpu_engines.empty());
 }
 
 TEST(Backends, OneGroupMayHoldOnePerDeviceType) {

@@ -81,7 +81,9 @@ class CheckedGroup final : public GroupBase {
   std::shared_ptr<comm::Communicator> communicator(const comm::Engine& engine) const override {
     return inner_->communicator(engine);
   }
-  std::shared_ptr<void> allocate(std::size_t n_bytes) override { return inner_->allocate(n_bytes); }
+  std::shared_ptr<void> allocate(std::size_t n_bytes, c10::Device device) override {
+    return inner_->allocate(n_bytes, device);
+  }
   void close(const std::string& cause) override { inner_->close(cause); }
 
  private:

@@ -15,6 +15,7 @@
 #include "lockstep/group/internal/disposal.h"
 #include "lockstep/group/internal/engine_group_state.h"
 #include "lockstep/group/world.h"
+#include "lockstep/tensor/detail/device_stream.h"
 
 namespace lockstep::internal {
 namespace {
@@ -50,6 +51,8 @@ class EngineGroup final : public GroupBase {
     char where[kWhereCapacity], message[comm::kErrorCapacity];
     std::int32_t source = -1;
     begin(request, where);
+    if (request.stream) [[unlikely]]
+      return run_on_stream(request, message);
     request.op.source = &source;
     // acquire: with the store that announces the hook, so the hook itself is visible. `timing` is only a
     // switch.
@@ -98,8 +101,9 @@ class EngineGroup final : public GroupBase {
     return &engine == &core_->engine() && !core_->closed() ? core_->shared_comm() : nullptr;
   }
 
-  std::shared_ptr<void> allocate(std::size_t n_bytes) override {
+  std::shared_ptr<void> allocate(std::size_t n_bytes, c10::Device device) override {
     if (core_->closed()) raise_closed("empty_shared", name());
+    if (device.is_cuda()) return allocate_on(n_bytes, device);
     if (!core_->comm().has_memory()) return nullptr;
     void* memory = core_->comm().alloc(n_bytes);
     // Memory keeps the communicator alive: it may be freed long after the group's last handle. A forked child
@@ -124,6 +128,47 @@ class EngineGroup final : public GroupBase {
     request.op.where = where;
     request.op.deadline_ns = deadline_of(request, *this).monotonic_ns();
     number(request);
+  }
+
+  // Returns when the stream is ordered after the operation. A receive from anyone is the exception: who sent is
+  // known only when the message has come, so that it is awaited here.
+  std::uint64_t run_on_stream(OperationRequest& request, char* message) {
+    auto& op = request.op;
+    std::int32_t source = op.kind == LOCKSTEP_RECV ? op.root : -1;
+    const auto started = Deadline::now();
+    auto status = LOCKSTEP_OK;
+    if (op.kind == LOCKSTEP_RECV && op.root < 0) {
+      op.source = &source;
+      message[0] = '\0';
+      comm::OpHandle handle;
+      status = core_->comm().post(op, handle);
+      if (status == LOCKSTEP_OK) status = handle.wait(Deadline::never());
+      if (status != LOCKSTEP_OK) comm::put(message, comm::kErrorCapacity, handle.last_error());
+    } else {
+      status = core_->comm().run(op, message);
+    }
+    if (status != LOCKSTEP_OK) fail(status, message, request, started);
+    request.ended.source_rank = core_->world_rank(source);
+    announce(request, started, nullptr);
+    return request.ended.sequence_number;
+  }
+
+  // Freed when nothing on the device can use it any more: an engine gives the memory to the next who asks.
+  std::shared_ptr<void> allocate_on(std::size_t n_bytes, c10::Device device) {
+    if (!core_->comm().has_memory_on(LOCKSTEP_CUDA)) return nullptr;
+    void* memory = core_->comm().alloc_on(LOCKSTEP_CUDA, device.index(), n_bytes);
+    return {memory, [core = core_, device, here = base::MadeHere()](void* block) {
+              if (!here) return;
+              try {
+                synchronize_device(device);
+              } catch (...) {
+                base::log(LogLevel::kWarn,
+                          base::cat("memory of group \"", core->name(), "\" on ", device.str(),
+                                    " is not given back: ", base::current_failure().message));
+                return;
+              }
+              core->comm().free(block);
+            }};
   }
 
   lockstep_status start(Work::State& state, lockstep_op& op) {
@@ -226,16 +271,21 @@ std::shared_ptr<comm::Communicator> EngineGroupState::join() const {
   if (options_.parent) parent = resolve(options_.parent)->communicator(*options_.engine);
   const bool compares = parent && options_.engine->capabilities().compares_members != 0;
   if (options_.compare_members && !compares) options_.compare_members();
-  return comm::Communicator::create(*options_.engine,
-                                    {.struct_size = sizeof(lockstep_comm_config),
-                                     .host = host_->table(),
-                                     .rank = rank(),
-                                     .size = size(),
-                                     .name = name().c_str(),
-                                     .deadline_ns = options_.deadline.monotonic_ns(),
-                                     .parent = parent ? parent->raw() : nullptr,
-                                     .parent_ranks = parent ? identity.members.ranks().data() : nullptr,
-                                     .key = options_.key.c_str()});
+  const bool bound = options_.device && options_.engine->takes(LOCKSTEP_CUDA);
+  return comm::Communicator::create(
+      *options_.engine,
+      {.struct_size = sizeof(lockstep_comm_config),
+       .host = host_->table(),
+       .rank = rank(),
+       .size = size(),
+       .name = name().c_str(),
+       .deadline_ns = options_.deadline.monotonic_ns(),
+       .parent = parent ? parent->raw() : nullptr,
+       .parent_ranks = parent ? identity.members.ranks().data() : nullptr,
+       .key = options_.key.c_str(),
+       .device_kind = bound ? LOCKSTEP_CUDA : LOCKSTEP_HOST_MEMORY,
+       .device = options_.device.value_or(0),
+       .options = options_.engine_options.empty() ? nullptr : options_.engine_options.c_str()});
 }
 
 EngineGroupState::EngineGroupState(EngineGroupOptions options)

@@ -19,6 +19,7 @@
 #include "lockstep/store/hash_store.h"
 #include "lockstep/store/prefix_store.h"
 #include "lockstep/store/store_collectives.h"
+#include "lockstep/tensor/detail/device_stream.h"
 
 namespace lockstep::internal {
 namespace {
@@ -127,18 +128,21 @@ Group build_part(const GroupBuild& build, const BackendPart& part) {
   const std::string folder = build.request.folder;
   const std::string& device = part.devices.front();
   const std::string engine_folder = folder.empty() ? device : base::cat(folder, "/", device);
-  auto group = make_engine_group({.identity = identity,
-                                  .engine = part.engine,
-                                  .stores = {.engine = site.handles.under(engine_folder),
-                                             .root = site.root,
-                                             .group = under(site.handles.checks, folder)},
-                                  .engine_store = std::make_shared<PrefixStore>(device, identity.store),
-                                  .failed_key = kFailedKey,
-                                  .launch_ranks = std::move(launch_ranks),
-                                  .deadline = build.request.deadline,
-                                  .parent = build.request.parent,
-                                  .key = engine_folder,
-                                  .compare_members = build.compare_members});
+  auto group =
+      make_engine_group({.identity = identity,
+                         .engine = part.engine,
+                         .stores = {.engine = site.handles.under(engine_folder),
+                                    .root = site.root,
+                                    .group = under(site.handles.checks, folder)},
+                         .engine_store = std::make_shared<PrefixStore>(device, identity.store),
+                         .failed_key = kFailedKey,
+                         .launch_ranks = std::move(launch_ranks),
+                         .deadline = build.request.deadline,
+                         .parent = build.request.parent,
+                         .key = engine_folder,
+                         .device = site.device,
+                         .engine_options = part.engine->takes(LOCKSTEP_CUDA) ? site.engine_options : "",
+                         .compare_members = build.compare_members});
   if (!build.checker || has_no_peers(*part.engine)) return group;
   return make_checked_group(std::move(identity), group, build.checker);
 }
@@ -152,11 +156,13 @@ std::shared_ptr<Checker> make_checker(const GroupIdentity& identity) {
 // A group of ranks on one host may use shared memory although its world spans several: chosen from the hosts
 // of its members, which every rank knows.
 BackendParts parts_for(const WorldSite& site, const GroupRequest& request) {
+  if (lacks_host_memory(request.parts)) return with_host_memory(site.parts, request.parts);
   if (!request.parts.empty()) return request.parts;
-  if (site.hosts.empty()) return site.parts;
-  std::vector<std::string> hosts;
-  for (const int rank : request.members.ranks()) hosts.push_back(site.hosts[static_cast<std::size_t>(rank)]);
-  return choose_default_backend(hosts);
+  if (site.places.empty()) return site.parts;
+  std::vector<RankPlace> places;
+  for (const int rank : request.members.ranks())
+    places.push_back(site.places[static_cast<std::size_t>(rank)]);
+  return choose_default_backend(places);
 }
 
 // In the order of the parts, which is the same on all ranks: building a part blocks, and two ranks that built
@@ -184,11 +190,11 @@ void compare_sizes(const WorldSite& site) {
 
 // One gather, by rank 0: if every rank asked for every other, a world would cost as many requests as it has
 // pairs.
-void gather_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline) {
+void gather_places(WorldSite& site, Milliseconds timeout, Deadline deadline) {
   const std::string roster = "hosts";
   std::vector<std::string> keys;
   for (int rank = 0; rank < site.size; ++rank) keys.push_back(base::cat("host/", rank));
-  site.handles.sets->set(keys[static_cast<std::size_t>(site.rank)], base::host_identity());
+  site.handles.sets->set(keys[static_cast<std::size_t>(site.rank)], to_line(own_place(site.device)));
   Store& store = *site.handles.gets;
   const auto wanted = site.rank == 0 ? keys : std::vector<std::string>{roster};
   const auto missing = [&] {
@@ -217,14 +223,14 @@ void gather_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline) {
   if (site.rank == 0) {
     std::string lines;
     for (const auto& host : store.multi_get(keys)) {
-      site.hosts.push_back(to_text(host));
-      lines += site.hosts.back() + "\n";
+      lines += to_text(host) + "\n";
+      site.places.push_back(from_line(to_text(host)));
     }
     return site.handles.sets->set(roster, lines);
   }
   std::istringstream lines(to_text(store.get(roster)));
-  for (std::string host; std::getline(lines, host);) site.hosts.push_back(host);
-  if (site.hosts.size() != static_cast<std::size_t>(site.size))
+  for (std::string host; std::getline(lines, host);) site.places.push_back(from_line(host));
+  if (site.places.size() != static_cast<std::size_t>(site.size))
     base::raise(ErrorKind::kInternal, base::cat(site.what, ": rank 0 lists another number of ranks"));
 }
 
@@ -261,19 +267,21 @@ WorldSite make_site(WorldSiteOptions options) {
   return site;
 }
 
-void choose_by_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline) {
+void choose_by_places(WorldSite& site, Milliseconds timeout, Deadline deadline) {
   if (site.size == 1) {
     site.parts = parse_backend("host");
+    // A group of one does not use its engine, and serves whatever libtorch has.
+    if (device_count(c10::kCUDA) > 0) site.parts.front().devices.emplace_back("cuda");
     return;
   }
   const StoreDeadline until(site, deadline);
   try {
     compare_sizes(site);
-    gather_hosts(site, timeout, deadline);
+    gather_places(site, timeout, deadline);
   } catch (...) {
     give_up(*site.handles.sets, site.what, site.rank);
   }
-  site.parts = choose_default_backend(site.hosts);  // every rank finds the same
+  site.parts = choose_default_backend(site.places);  // every rank finds the same
 }
 
 Group build_group(const WorldSite& site, const GroupRequest& request) {

@@ -87,7 +87,7 @@ TEST(NewGroup, RejectsAnInvalidGroupAndUsesUpNoNumber) {
     refused([] { new_group({0, 1}, {.name = "7"}); }, "digits alone");
     refused([] { new_group({0, 1}, {.backend = "cpu:"}); }, "one pair");
     refused([] { new_group({5}); }, "groups_test.cpp:");
-    EXPECT_EQ(caught([] { new_group({0, 1}, {.backend = "nccl"}); }).kind, ErrorKind::kUnsupported);
+    EXPECT_EQ(caught([] { new_group({0, 1}, {.backend = "mpi"}); }).kind, ErrorKind::kUnsupported);
     EXPECT_EQ(get_pg_count(), 1);
     EXPECT_EQ(new_group({0, 1})->name(), "1");
   });

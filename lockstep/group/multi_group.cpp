@@ -47,7 +47,10 @@ class MultiGroup final : public GroupBase {
     }
     return nullptr;
   }
-  std::shared_ptr<void> allocate(std::size_t n_bytes) override { return main_->allocate(n_bytes); }
+  std::shared_ptr<void> allocate(std::size_t n_bytes, c10::Device device) override {
+    GroupBase* const part = for_device(device.type());
+    return part == nullptr ? nullptr : part->allocate(n_bytes, device);
+  }
   void close(const std::string& cause) override {
     for (const auto& part : parts_) part->close(cause);
   }
@@ -85,7 +88,7 @@ class NonMember final : public GroupBase {
   }
   const comm::Engine* engine() const override { return nullptr; }
   std::shared_ptr<comm::Communicator> communicator(const comm::Engine&) const override { return nullptr; }
-  std::shared_ptr<void> allocate(std::size_t) override { return nullptr; }
+  std::shared_ptr<void> allocate(std::size_t, c10::Device) override { return nullptr; }
   void close(const std::string&) override {}
 
  private:

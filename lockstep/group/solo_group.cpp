@@ -7,6 +7,7 @@
 #include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/detail/group_state.h"
 #include "lockstep/group/detail/work_state.h"
+#include "lockstep/group/internal/copy_bytes.h"
 #include "lockstep/group/internal/loopback.h"
 
 namespace lockstep::internal {
@@ -95,12 +96,12 @@ class SoloGroup final : public GroupBase {
     for (const auto& op : request.more) move(op);
     held.copy_back();
     end(request, started, nullptr);
-    return Work(std::make_shared<Work::State>(request.ended, std::move(held.results)));
+    return Work(std::make_shared<Work::State>(request.ended, std::move(held.results), request.stream));
   }
 
   const comm::Engine* engine() const override { return nullptr; }
   std::shared_ptr<comm::Communicator> communicator(const comm::Engine&) const override { return nullptr; }
-  std::shared_ptr<void> allocate(std::size_t) override { return nullptr; }
+  std::shared_ptr<void> allocate(std::size_t, c10::Device) override { return nullptr; }
   void close(const std::string& cause) override { owner_->close(cause); }
 
  private:
@@ -127,7 +128,7 @@ class SoloGroup final : public GroupBase {
   static void move(const lockstep_op& op) {
     const std::uint64_t n_bytes = n_own(op) * comm::size_of(op.dtype);
     if (op.kind != LOCKSTEP_BARRIER && op.send != op.recv && n_bytes > 0)
-      std::memmove(op.recv, op.send, n_bytes);
+      copy_bytes(op.recv, op.send, n_bytes, op);
   }
 
   void exchange(OperationRequest& request, Deadline started) {

@@ -5,6 +5,7 @@
 #include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/log.h"
 #include "lockstep/group/detail/work_state.h"
+#include "lockstep/tensor/detail/device_stream.h"
 
 namespace lockstep {
 namespace {
@@ -37,12 +38,12 @@ std::exception_ptr to_exception(const Failure& failure) {
   }
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> new_future(c10::TypePtr type) {
-  return c10::make_intrusive<c10::ivalue::Future>(std::move(type));
+c10::intrusive_ptr<c10::ivalue::Future> new_future(c10::TypePtr type, std::vector<c10::Device> devices = {}) {
+  return c10::make_intrusive<c10::ivalue::Future>(std::move(type), std::move(devices));
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> new_tensors_future() {
-  return new_future(c10::ListType::create(c10::TensorType::get()));
+c10::intrusive_ptr<c10::ivalue::Future> new_tensors_future(std::vector<c10::Device> devices = {}) {
+  return new_future(c10::ListType::create(c10::TensorType::get()), std::move(devices));
 }
 
 c10::List<at::Tensor> to_list(const std::vector<at::Tensor>& tensors) {
@@ -134,7 +135,8 @@ Work::State::FuturePtr Work::State::future() {
   {
     const std::lock_guard lock(mutex_);
     // At most one of each kind per State: copies of a Work share their future.
-    if (!future_) future_ = new_tensors_future();
+    if (!future_)
+      future_ = new_tensors_future(internal::future_devices(stream_ ? stream_->device() : c10::kCPU));
     if (!modes_) modes_.emplace();
     future = future_;
   }
@@ -188,7 +190,9 @@ void Work::synchronize() const {
 }
 
 void Work::block_current_stream() const {
-  if (state_) state_->check_usable();
+  if (!state_) return;
+  state_->check_usable();
+  if (state_->on_device()) state_->order_stream();
 }
 
 // A Work without a state is of an operation that was over when its call returned.
@@ -236,7 +240,8 @@ int Work::source_rank() const {
 c10::intrusive_ptr<c10::ivalue::Future> Work::get_future() const {
   if (state_) return state_->future();
   check_has_future(ended_.type);
-  auto future = new_tensors_future();
+  auto future =
+      new_tensors_future(internal::future_devices(result_.defined() ? result_.device() : c10::kCPU));
   // Completed before anybody has it: callbacks added later run on the thread that adds them.
   future->markCompleted(to_list(result()));
   return future;

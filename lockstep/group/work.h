@@ -55,10 +55,13 @@ class Work {
   // Blocks until the operation has completed; raises its error, otherwise returns true. Without a timeout it
   // waits as long as the operation's own deadline allows; with one, raises kTimeout when it expires first
   // (the operation continues), kUsage when it is not positive.
+  // On device memory and without a timeout it makes this thread's current stream wait, not this thread: what is
+  // enqueued there afterwards sees the results. An error that is not known by then is raised by the next
+  // operation of the group. With a timeout it blocks this thread until the operation has completed on the device.
   bool wait(std::optional<Milliseconds> timeout = {}) const;
-  // Makes the results usable by this thread: wait() on the CPU.
+  // Makes the results usable by this thread: wait().
   void synchronize() const;
-  // Makes the current device stream wait, not this thread: no effect on the CPU.
+  // Makes the current device stream wait, not this thread, and raises nothing: no effect on the CPU.
   void block_current_stream() const;
 
   // True when the operation has completed. Never blocks; neither does any method below.
@@ -67,7 +70,8 @@ class Work {
   bool is_success() const;
   // The error, or null while running and after success.
   std::exception_ptr error() const;
-  // Output tensors. Raises kUsage before completion, the operation's error after a failure.
+  // Output tensors. Raises kUsage before completion (on device memory: before wait() or completion), the
+  // operation's error after a failure.
   std::vector<at::Tensor> result() const;
   // Calls fn(this Work) once, when the operation has completed, with or without an error: on a thread
   // "ls-completion" (see get_future) or, when it has already completed, immediately on this thread. What fn

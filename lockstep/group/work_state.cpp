@@ -1,10 +1,12 @@
 #include <ATen/record_function.h>
+#include <c10/core/StreamGuard.h>
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/group/detail/work_state.h"
 #include "lockstep/group/internal/completions.h"
 #include "lockstep/group/internal/disposal.h"
+#include "lockstep/tensor/detail/device_stream.h"
 
 namespace lockstep {
 namespace {
@@ -24,17 +26,27 @@ Work::State::State(std::shared_ptr<internal::GroupState> owner, const internal::
       started_ns_(now_ns()),
       calls_back_(owner->calls_back()),
       rank_(internal::current_rank_use()),
+      stream_(request.stream),
       owner_(std::move(owner)),
       held_(std::move(held)),
       // The caller's thread-local modes (no_grad, inference mode) are kept where tensors will be copied at
       // the end, which may happen on another thread.
       ended_(request.ended) {
-  if (held_.finish || !held_.copies.empty()) modes_.emplace();
+  copy_pending_ = held_.finish || !held_.copies.empty();
+  if (copy_pending_) modes_.emplace();
 }
 
-Work::State::State(const Ended& ended, std::vector<at::Tensor> results)
-    : type_(ended.type), name_(name_of(type_)), sequence_(ended.sequence_number), over_(true), ended_(ended) {
+Work::State::State(const Ended& ended, std::vector<at::Tensor> results, std::optional<c10::Stream> stream)
+    : type_(ended.type),
+      name_(name_of(type_)),
+      sequence_(ended.sequence_number),
+      stream_(stream),
+      over_(true),
+      ended_(ended) {
   held_.results = std::move(results);
+  if (!stream_) return;
+  copied_.emplace(stream_->device_type());
+  copied_->record(*stream_);
 }
 
 Work::State::State(OpType type, std::string why)
@@ -49,7 +61,10 @@ void Work::State::check_usable() const {
 //
 // self_ keeps the state alive until the engine's last callback, even when the caller has dropped its Work.
 void Work::State::arm(lockstep_op& op) {
-  if (op.kind == LOCKSTEP_RECV) op.source = &source_;
+  if (op.kind == LOCKSTEP_RECV) {
+    source_ = op.root;  // of device memory it may be asked before the message has come
+    op.source = &source_;
+  }
   if (!calls_back_) return;
   if (!self_) self_ = shared_from_this();
   n_calls_.fetch_add(1, std::memory_order_relaxed);
@@ -122,7 +137,7 @@ bool Work::State::poll() {
       if (status == LOCKSTEP_PENDING) break;
       owner = advance(status);
     }
-    over = over_;
+    over = over_ && copies_done();
   }
   announce(owner);
   return over;
@@ -149,9 +164,60 @@ bool Work::State::settle(Deadline deadline) {
     }
     if (!over_ && deadline.expired()) return false;
   }
+  // A copy on the device: short, and nobody else is needed for it.
+  if (copied_) copied_->synchronize();
   lock.unlock();
   announce(owner);
   return true;
+}
+
+void Work::State::order_stream() {
+  const c10::Stream now = internal::current_stream(stream_->device());
+  OwnerPtr owner;
+  std::unique_lock lock(mutex_);
+  // A handle is released by the thread that finds its operation complete; while this one is inside the engine,
+  // waiting_ keeps the others away from it, as in settle().
+  while (waiting_ && !over_) changed_.wait(lock);
+  if (!over_) {
+    waiting_ = true;
+    lock.unlock();
+    auto status = LOCKSTEP_OK;
+    std::size_t part = n_over_;
+    for (; status == LOCKSTEP_OK && part < handles_.size(); ++part)
+      status = handles_[part].stream_wait(now.native_handle());
+    lock.lock();
+    waiting_ = false;
+    if (status != LOCKSTEP_OK && !failure_) {
+      failure_ = owner_->failure(status, handles_[part - 1].last_error());
+      describe_failure();
+    }
+    changed_.notify_all();
+  }
+  if (failure_) return;
+  try {
+    if (copy_pending_) copy_back_in(now);
+  } catch (...) {
+    failure_ = base::current_failure();
+    describe_failure();
+    return;
+  }
+  if (copied_) copied_->block(now);
+  ordered_ = true;
+}
+
+void Work::State::copy_back_in(const c10::Stream& stream) {
+  copy_pending_ = false;
+  std::optional<at::ThreadLocalStateGuard> as_caller;
+  if (modes_) as_caller.emplace(*modes_);
+  const c10::StreamGuard guard(stream);
+  held_.copy_back();
+  // The temporaries were allocated in the stream of the post, and may be freed while this one still reads them.
+  if (stream != *stream_) {
+    for (const auto& [to, from] : held_.copies) internal::record_use(from, stream);
+    for (const auto& buffer : held_.buffers) internal::record_use(buffer, stream);
+  }
+  copied_.emplace(stream.device_type());
+  copied_->record(stream);
 }
 
 Work::State::OwnerPtr Work::State::advance(lockstep_status status) {
@@ -164,16 +230,21 @@ Work::State::OwnerPtr Work::State::advance(lockstep_status status) {
 // Pre: mutex_ is held. Returns the owner, so that its last reference is dropped, and the hook called, after
 // the lock was released.
 Work::State::OwnerPtr Work::State::finish() {
-  if (!failure_) {
+  if (!failure_ && copy_pending_) {
     try {
-      std::optional<at::ThreadLocalStateGuard> as_caller;
-      if (modes_) as_caller.emplace(*modes_);
-      held_.copy_back();
+      if (stream_) {
+        copy_back_in(*stream_);
+      } else {
+        copy_pending_ = false;
+        std::optional<at::ThreadLocalStateGuard> as_caller;
+        if (modes_) as_caller.emplace(*modes_);
+        held_.copy_back();
+      }
     } catch (...) {
       failure_ = base::current_failure();
     }
   }
-  if (failure_) failure_->message = base::cat(describe(), ": ", failure_->message);
+  if (failure_) describe_failure();
   if (held_.event) held_.event->end();
   // Inputs are released here, results stay for result() and futures.
   held_ = {.results = std::move(held_.results)};
@@ -200,8 +271,17 @@ std::string Work::State::describe() const {
   return owner_->describe(name_, sequence_, where_);
 }
 
+void Work::State::describe_failure() {
+  if (!std::exchange(described_, true)) failure_->message = base::cat(describe(), ": ", failure_->message);
+}
+
 void Work::State::wait(std::optional<Milliseconds> timeout) {
   check_usable();
+  if (stream_ && !timeout) {
+    order_stream();
+    if (const auto error = failure()) base::raise(*error);
+    return;
+  }
   const auto deadline = timeout ? Deadline::after(*timeout) : Deadline::never();
   if (!settle(deadline)) {
     const std::lock_guard lock(mutex_);
@@ -221,12 +301,23 @@ std::optional<Failure> Work::State::failure() {
 }
 
 std::vector<at::Tensor> Work::State::results() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ordered_ && !failure_) return held_.results;
+  }
   ended();
   return held_.results;
 }
 
 Work::Ended Work::State::ended() {
   if (!poll()) {
+    const std::lock_guard lock(mutex_);
+    // The sender that was named is known although the message may still be on its way to the device.
+    if (ordered_ && !failure_ && owner_ && type_ == OpType::kRecv) {
+      Ended known = ended_;
+      known.source_rank = owner_->world_rank(source_);
+      return known;
+    }
     base::raise(ErrorKind::kUsage,
                 base::cat(name_, " #", sequence_, " was asked how it ended before it is over; wait() first"));
   }

@@ -72,8 +72,16 @@ bool is_gloo_available() noexcept {
 bool is_mpi_available() noexcept {
   return is_backend_available("mpi");
 }
+// The plug-in is part of lockstep; whether it finds NCCL and a GPU is what is asked.
 bool is_nccl_available() noexcept {
-  return is_backend_available("nccl");
+  try {
+    const comm::Engine* const engine = internal::find_engine("nccl");
+    char identity[256] = "";
+    return engine != nullptr && engine->table().device_identity != nullptr &&
+           engine->table().device_identity(LOCKSTEP_CUDA, 0, identity, sizeof identity) == LOCKSTEP_OK;
+  } catch (...) {
+    return false;
+  }
 }
 bool is_ucc_available() noexcept {
   return is_backend_available("ucc");

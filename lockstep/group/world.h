@@ -7,6 +7,8 @@
 // other threads must pass a Group explicitly.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <functional>
 #include <memory>
 #include <optional>
@@ -20,13 +22,17 @@ namespace lockstep {
 
 struct InitOptions {
   std::string
-      backend{};  // "host", "cpu:host,meta:fake" (backends.h); "": host when all share one, or what crosses
+      backend{};  // "host", "cpu:host,cuda:nccl" (backends.h); "": by the ranks' hosts and GPUs (docs/gpu.md)
   std::string init_method{};  // "" means env://, unless store is given
   std::optional<Milliseconds>
       timeout{};  // of joining and of operations; unset: LOCKSTEP_TIMEOUT, else half an hour
   std::optional<int> world_size{};  // unset: from the URL or the environment
   std::optional<int> rank{};
   std::shared_ptr<Store> store{};  // instead of init_method; then rank and world_size are required
+  // The device that this rank uses, "cuda:1": engines connect at once instead of with the first operation. It
+  // also selects the device's back end where `backend` is "" (get_default_backend_for_device).
+  std::optional<at::Device> device_id{};
+  std::string pg_options{};  // settings of the GPU engine, "name=value" separated by spaces (docs/nccl.md)
   std::source_location where = std::source_location::current();
 };
 
@@ -45,6 +51,8 @@ struct CreateGroupOptions {
   std::string backend{};                  // as in InitOptions
   std::optional<Milliseconds> timeout{};  // as in InitOptions
   std::string desc{};                     // ProcessGroup::desc()
+  std::optional<at::Device> device_id{};  // as in InitOptions
+  std::string pg_options{};               // as in InitOptions
   std::source_location where = std::source_location::current();
 };
 // A group without the default world: a world of its own, of the ranks that call this with the same name over

@@ -91,7 +91,15 @@ std::shared_ptr<World> World::join(WorldPlan plan) {
   if (plan.size > 1 && !plan.store)
     base::raise(ErrorKind::kInternal, "rendezvous returned no store for a world of more than one rank");
   made->site_.parts = plan.parts;
-  if (plan.parts.empty()) choose_by_hosts(made->site_, plan.timeout, plan.deadline);
+  made->site_.device = plan.device;
+  made->site_.engine_options = plan.engine_options;
+  if (plan.parts.empty() || lacks_host_memory(plan.parts)) {
+    choose_by_places(made->site_, plan.timeout, plan.deadline);
+    if (!plan.parts.empty()) {
+      made->site_.parts = with_host_memory(made->site_.parts, plan.parts);
+      made->site_.places.clear();  // sub-groups take these parts as they are
+    }
+  }
   made->root_ = build_group(made->site_, {.what = plan.what,
                                           .name = made->full_name(kRootKey),
                                           .desc = plan.desc,
@@ -196,16 +204,18 @@ std::shared_ptr<World> World::shrink(const std::vector<int>& excluded, Milliseco
   for (int i = 0; i < size; ++i) {
     const auto before = static_cast<std::size_t>(remaining[static_cast<std::size_t>(i)]);
     made->site_.launch_ranks[static_cast<std::size_t>(i)] = site_.launch_ranks[before];
-    if (!site_.hosts.empty()) made->site_.hosts.push_back(site_.hosts[before]);
+    if (!site_.places.empty()) made->site_.places.push_back(site_.places[before]);
   }
   made->site_.parts = site_.parts;
+  made->site_.device = site_.device;
+  made->site_.engine_options = site_.engine_options;
   made->root_ = build_group(made->site_, {.what = "shrink_group",
                                           .name = full_name(kRootKey),
                                           .desc = root_->desc(),
                                           .members = Members(all_ranks(size)),
                                           .timeout = timeout,
                                           .deadline = deadline,
-                                          .parts = site_.hosts.empty() ? site_.parts : BackendParts{},
+                                          .parts = site_.places.empty() ? site_.parts : BackendParts{},
                                           .folder = "",
                                           .parent = nullptr});
   made->groups_.emplace(kRootKey, made->root_);

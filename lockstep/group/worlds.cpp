@@ -15,6 +15,7 @@
 #include "lockstep/group/internal/copies.h"
 #include "lockstep/rendezvous/rendezvous.h"
 #include "lockstep/store/hash_store.h"
+#include "lockstep/tensor/detail/device_stream.h"
 
 namespace lockstep::internal {
 namespace {
@@ -39,6 +40,20 @@ void check_timeout(const Options& options) {
   if (options.timeout && *options.timeout <= Milliseconds::zero()) {
     refuse(options, base::cat("timeout is ", options.timeout->count(), " ms; it must be positive"));
   }
+}
+
+// The index of device_id on a GPU; unset for the CPU, and where none is given.
+template <class Options>
+std::optional<int> gpu_of(const Options& options) {
+  if (!options.device_id || options.device_id->is_cpu()) return std::nullopt;
+  const at::Device device = *options.device_id;
+  const int n = device_count(device.type());
+  if (!device.is_cuda() || !device.has_index() || device.index() >= n) {
+    refuse(options, base::cat("device_id is ", device.str(), "; this process sees ", n, " ",
+                              c10::DeviceTypeName(device.type(), true),
+                              " devices. Give one of them with its index, as in \"cuda:0\""));
+  }
+  return device.index();
 }
 
 void check_options(const InitOptions& options) {
@@ -192,7 +207,9 @@ void Worlds::enter(const InitOptions& options) {
                    .store = nullptr,
                    .timeout = timeout,
                    .deadline = Deadline::after(timeout),  // of the meeting and of all that follows
-                   .desc = kDefaultWorld};
+                   .desc = kDefaultWorld,
+                   .device = gpu_of(options),
+                   .engine_options = options.pg_options};
     if (!options.backend.empty()) plan.parts = parse_backend(options.backend);
     // Blocks until the store is there. The parts were parsed before: a wrong name must not make the others
     // wait.
@@ -226,7 +243,9 @@ Group Worlds::create(const CreateGroupOptions& options) {
         .launched = is_launched(options),
         .timeout = timeout,
         .deadline = Deadline::after(timeout),
-        .desc = options.desc.empty() ? "undefined" : options.desc};
+        .desc = options.desc.empty() ? "undefined" : options.desc,
+        .device = gpu_of(options),
+        .engine_options = options.pg_options};
     if (!options.backend.empty()) plan.parts = parse_backend(options.backend);
     return plan;
   });

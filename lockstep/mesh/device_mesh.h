@@ -61,7 +61,7 @@ class DeviceMesh {
   // `mesh` holds ranks of the world, each at most once, in a CPU tensor of integers or nested vectors.
   // `device_type` is "cpu", "cuda", ... without an index. Creates the default group when there is none. For
   // devices other than the CPU it sets this process's current device: one chosen already (a current device
-  // that is not 0) is kept, otherwise LOCAL_RANK's, otherwise its rank modulo the number of devices, with a
+  // that is not 0) is kept, otherwise LOCAL_RANK's (modulo their number), otherwise its rank modulo the number of devices, with a
   // warning; kUsage when that number does not divide the world size.
   DeviceMesh(std::string device_type, const at::Tensor& mesh, DeviceMeshOptions options = {});
   DeviceMesh(std::string device_type, const std::vector<int>& mesh, DeviceMeshOptions options = {});

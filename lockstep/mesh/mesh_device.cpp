@@ -23,12 +23,9 @@ c10::Device parsed(const std::string& device_type) try {
 // Which of `n` devices is this process's.
 c10::DeviceIndex own_device(const std::string& device_type, int n) {
   if (const auto local = base::environment_int(base::EnvVar::kLocalRank)) {
-    if (*local < 0 || *local >= n) {
-      base::raise(ErrorKind::kUsage,
-                  base::cat("DeviceMesh: LOCAL_RANK is ", *local, ", this host has ", n, " ", device_type,
-                            " devices; start as many ranks as there are devices"));
-    }
-    return static_cast<c10::DeviceIndex>(*local);
+    if (*local < 0) base::raise(ErrorKind::kUsage, base::cat("DeviceMesh: LOCAL_RANK is ", *local));
+    // More ranks than devices share them: slow over NCCL, which may refuse it, but what cuda_ipc is for.
+    return static_cast<c10::DeviceIndex>(*local % n);
   }
   const int size = get_world_size();
   if (size > n && size % n != 0) {

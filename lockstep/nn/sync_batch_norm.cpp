@@ -120,7 +120,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   }
   // One collective per pass and layer: count, mean and squared deviations travel together. Ranks may have
   // batches of different sizes, down to none, so the counts are part of it.
-  const at::Tensor part = internal::describe_part(input, options.num_features());
+  const at::Tensor part = internal::describe_part(input, options.num_features(), input.device());
   const at::Tensor parts = internal::empty_parts(part, way.group->size());
   // Under join only: tells ranks without input which layer's collective follows.
   way.announce(internal::Pass::kForward);
@@ -138,12 +138,17 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   return internal::normalise(input, {weight, bias}, all, options.eps(), way);
 }
 
+c10::Device SyncBatchNormImpl::device() const {
+  if (options.affine()) return weight.device();
+  return options.track_running_stats() ? running_mean.device() : c10::Device(c10::kCPU);
+}
+
 void SyncBatchNormImpl::shadow_forward() {
-  if (const Group group = route().group) internal::shadow_forward(options.num_features(), group);
+  if (const Group group = route().group) internal::shadow_forward(options.num_features(), group, device());
 }
 
 void SyncBatchNormImpl::shadow_backward() {
-  if (const Group group = route().group) internal::shadow_backward(options.num_features(), group);
+  if (const Group group = route().group) internal::shadow_backward(options.num_features(), group, device());
 }
 
 std::unique_ptr<BackgroundShadow> SyncBatchNormImpl::make_background_shadow(

@@ -57,6 +57,8 @@ class SyncBatchNormImpl final : public torch::nn::Cloneable<SyncBatchNormImpl>, 
   // others run their layers. Both block.
   void shadow_forward();
   void shadow_backward();
+  // Of its parameters, or else its statistics; the CPU without either.
+  c10::Device device() const;
   std::unique_ptr<BackgroundShadow> make_background_shadow(const std::vector<LayerWithCollectives*>& layers,
                                                            const Group& group) override;
 

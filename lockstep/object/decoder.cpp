@@ -7,8 +7,8 @@
 #include "lockstep/object/tensor_code.h"
 
 namespace lockstep::object {
-Decoder::Decoder(std::span<const std::uint8_t> bytes, std::span<const Blob> blobs)
-    : bytes_(bytes), blobs_(blobs), reader_(bytes) {
+Decoder::Decoder(std::span<const std::uint8_t> bytes, std::span<const Blob> blobs, DeviceTransit* transit)
+    : bytes_(bytes), blobs_(blobs), transit_(transit), reader_(bytes) {
   const auto magic = reader_.raw(sizeof(kMagic));
   if (!magic || !std::ranges::equal(*magic, kMagic)) {
     base::raise(

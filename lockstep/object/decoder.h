@@ -18,6 +18,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/object/code.h"
+#include "lockstep/object/detail/device_transit.h"
 #include "lockstep/object/encoder.h"
 
 namespace lockstep::object {
@@ -25,8 +26,9 @@ namespace lockstep::object {
 class Decoder {
  public:
   // Reads the header; raises kUsage when the bytes are not an object of this version, or the number of blobs
-  // does not match.
-  explicit Decoder(std::span<const std::uint8_t> bytes, std::span<const Blob> blobs = {});
+  // does not match. `transit`: the object is a message of another worker; it must outlive the decoder, on this thread.
+  explicit Decoder(std::span<const std::uint8_t> bytes, std::span<const Blob> blobs = {},
+                   DeviceTransit* transit = nullptr);
 
   // Consumes the value's code; refuses any other than `code`, with `wanted()` naming what was expected.
   template <class Wanted>
@@ -52,6 +54,8 @@ class Decoder {
   // Validates a value of any type and returns its bytes, code included. Refuses values with blobs beside the
   // object.
   std::span<const std::uint8_t> take_any();
+  // Null: tensors return to the device that they were on, in its current stream.
+  DeviceTransit* transit() const { return transit_; }
   // Raises when bytes are left over.
   void finish() const;
 
@@ -93,6 +97,7 @@ class Decoder {
 
   const std::span<const std::uint8_t> bytes_;
   const std::span<const Blob> blobs_;
+  DeviceTransit* const transit_;
   base::ByteReader reader_;
   const Step* step_ = nullptr;
   int depth_ = 0;

@@ -71,7 +71,7 @@ std::size_t width_of(Code code) noexcept {
   return number < sizeof(kWidths) ? kWidths[number] : 0;
 }
 
-Encoder::Encoder(Blobs* blobs) : blobs_(blobs) {
+Encoder::Encoder(Blobs* blobs, DeviceTransit* transit) : blobs_(blobs), transit_(transit) {
   out_.raw(kMagic).put(kVersion).put(std::uint32_t{0});
 }
 

@@ -14,6 +14,7 @@
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/detail/byte_io.h"
 #include "lockstep/object/code.h"
+#include "lockstep/object/detail/device_transit.h"
 
 namespace lockstep::object {
 
@@ -28,8 +29,9 @@ using Blobs = std::vector<Blob>;
 
 class Encoder {
  public:
-  // `blobs` null: everything goes into the byte string. Otherwise it must outlive the encoder.
-  explicit Encoder(Blobs* blobs = nullptr);
+  // `blobs` null: everything goes into the byte string. Otherwise it must outlive the encoder. `transit`: the object is
+  // a message to another worker; its blobs are complete when transit->copies are over. Needs `blobs`.
+  explicit Encoder(Blobs* blobs = nullptr, DeviceTransit* transit = nullptr);
 
   Encoder& code(Code code) { return put(static_cast<std::uint8_t>(code)); }
   template <class N>
@@ -65,12 +67,15 @@ class Encoder {
     Encoder& encoder_;
   };
 
+  // Null: tensors keep the device they are on.
+  DeviceTransit* transit() const { return transit_; }
   // The whole object, header included. Call once.
   Bytes take();
 
  private:
   base::ByteWriter out_;
   Blobs* const blobs_;
+  DeviceTransit* const transit_;
   int depth_ = 0;
 };
 

@@ -31,18 +31,20 @@ Bytes encode(const T& value) {
 }
 
 // As above, but the bytes of tensors are not copied: they are appended to `blobs`, which keep the tensors
-// alive.
+// alive. `transit`: the object is a message to another worker.
 template <class T>
-Bytes encode(const T& value, object::Blobs& blobs) {
-  object::Encoder encoder(&blobs);
+Bytes encode(const T& value, object::Blobs& blobs, object::DeviceTransit* transit = nullptr) {
+  object::Encoder encoder(&blobs, transit);
   object::write(encoder, value);
   return encoder.take();
 }
 
-// Raises kUsage when the bytes are not exactly one T, or are corrupt. `blobs` are those of encode.
+// Raises kUsage when the bytes are not exactly one T, or are corrupt. `blobs` are those of encode. `transit`: the object
+// is a message of another worker; its streams stay current until that is destroyed.
 template <class T>
-T decode(std::span<const std::uint8_t> bytes, std::span<const object::Blob> blobs = {}) {
-  object::Decoder decoder(bytes, blobs);
+T decode(std::span<const std::uint8_t> bytes, std::span<const object::Blob> blobs = {},
+         object::DeviceTransit* transit = nullptr) {
+  object::Decoder decoder(bytes, blobs, transit);
   T value = object::read<T>(decoder);
   decoder.finish();
   return value;

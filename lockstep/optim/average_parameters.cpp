@@ -29,9 +29,9 @@ void check(const std::vector<at::Tensor>& parameters) {
       base::raise(kind, base::cat("average_parameters: parameter ", i, " ", parts...));
     };
     if (!parameter.defined()) refuse(ErrorKind::kUsage, "is an undefined tensor");
-    if (parameter.layout() != at::kStrided || !parameter.device().is_cpu()) {
+    if (parameter.layout() != at::kStrided || parameter.device() != parameters.front().device()) {
       refuse(ErrorKind::kUnsupported, "is a ", parameter.layout(), " tensor on ", parameter.device(),
-             "; dense tensors on the CPU can be averaged");
+             "; dense tensors on one device can be averaged");
     }
     if (!at::isFloatingType(parameter.scalar_type()) && !at::isComplexType(parameter.scalar_type())) {
       refuse(ErrorKind::kUsage, "is of type ", parameter.scalar_type(),
@@ -61,6 +61,7 @@ class FlatElements {
     }
   }
   std::int64_t size() const { return size_; }
+  c10::Device device() const { return whole_.empty() ? c10::Device(c10::kCPU) : whole_.front().device(); }
 
   void copy_to(const at::Tensor& chunk, std::int64_t from) const {
     for_each_piece(from, chunk.numel(), [&](const at::Tensor& piece, std::int64_t at) {
@@ -122,7 +123,8 @@ void average(const std::vector<at::Tensor>& parameters, const Group& group, std:
     if (k >= 2) land(k - 2);
     auto& room = memory[k % 2];
     // The first chunk is never shorter than a later one of its buffer, so the buffer is allocated once.
-    if (!room.defined()) room = empty_shared({length(k)}, type, {.group = group, .where = where});
+    if (!room.defined())
+      room = empty_shared({length(k)}, type, {.group = group, .device = elements.device(), .where = where});
     const at::Tensor chunk = room.narrow(0, 0, length(k));
     elements.copy_to(chunk, k * n_chunk);
     works[k % 2] =

@@ -17,6 +17,9 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/object/tensor_code.h"
+#include "lockstep/tensor/detail/device_stream.h"
+#include "lockstep/tensor/internal/call_streams.h"
+#include "lockstep/tensor/internal/device_copies.h"
 
 namespace lockstep::object {
 namespace {
@@ -62,6 +65,27 @@ bool is_plain_data(at::ScalarType type) {
 at::Tensor plain(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   return tensor.detach().cpu().resolve_conj().resolve_neg();
+}
+
+// The same of a tensor in a message to another worker: complete when the copies of `transit` are.
+at::Tensor staged(object::DeviceTransit& transit, const at::Tensor& tensor) {
+  lockstep::internal::follow_device(tensor.device());
+  if (!transit.copies) transit.copies = std::make_shared<lockstep::internal::DeviceCopies>();
+  return static_cast<lockstep::internal::DeviceCopies&>(*transit.copies).stage(tensor);
+}
+
+// The device that is written: that of the tensor, or in a message that for which the maps exchange it.
+c10::Device device_there(const Encoder& encoder, const at::Tensor& tensor) {
+  const auto device = tensor.device();
+  const auto* transit = encoder.transit();
+  if (device.is_cpu() || transit == nullptr || transit->targets == nullptr) return device;
+  if (!device.is_cuda()) {
+    base::raise(ErrorKind::kUnsupported,
+                base::cat("a tensor on ", device.str(),
+                          " cannot be sent to another worker; move it to the CPU before sending it"));
+  }
+  const int index = transit->targets->target(device.index());
+  return {device.type(), static_cast<c10::DeviceIndex>(index)};
 }
 
 // The dimensions of a tensor without gaps in memory order, outermost first; empty when that is row-major, or
@@ -209,18 +233,35 @@ at::Tensor take_sparse(Decoder& decoder, const Head& head, const std::vector<std
                                        coalesced);
 }
 
-// Where it was before.
+// On the device that the object names, which must exist. Of a message in the streams of its call, otherwise in the
+// current one, blocking.
 at::Tensor restored(Decoder& decoder, const at::Tensor& tensor, const Head& head) {
   const auto type = static_cast<c10::DeviceType>(head.device_type);
   if (type == c10::DeviceType::CPU) return tensor;
-  try {
-    return tensor.to(c10::Device(type, head.device_index));
-  } catch (const std::exception&) {
-    base::raise(ErrorKind::kUnsupported,
-                base::cat("at ", decoder.path(), ": this tensor was on ", c10::DeviceTypeName(type, true),
-                          ":", int{head.device_index},
-                          ", which this process does not have; move it to the CPU before sending it"));
+  auto* const transit = decoder.transit();
+  // Without an index (-1) it is the current one; a message has an index, looked up in a map.
+  const int least = transit == nullptr ? -1 : 0;
+  if (head.device_index < least ||
+      std::max<int>(head.device_index, 0) >= lockstep::internal::device_count(type)) {
+    base::raise(
+        ErrorKind::kUnsupported,
+        base::cat("at ", decoder.path(),
+                  transit == nullptr ? ": this tensor was on " : ": this tensor is for ",
+                  c10::DeviceTypeName(type, true), ":", int{head.device_index},
+                  ", which this process does not have; ",
+                  transit == nullptr ? "move it to the CPU before sending it"
+                                     : "check device_maps, and that this program has loaded libtorch's CUDA "
+                                       "(lockstep::cuda::load)"));
   }
+  const c10::Device device(type, head.device_index);
+  if (transit == nullptr) return tensor.to(device);
+  auto& streams = lockstep::internal::CallStreams::of(*transit);
+  if (tensor.layout() == at::kStrided) return streams.place(tensor, device);
+  streams.enter(device);
+  at::Tensor sparse = tensor.to(device);
+  streams.note(sparse._values());
+  streams.note(sparse._indices());
+  return sparse;
 }
 
 }  // namespace
@@ -245,15 +286,19 @@ void Codec<at::Tensor>::write(Encoder& encoder, const at::Tensor& tensor) {
         base::cat("a tensor of type ", tensor.toString(), tensor.is_meta() ? " on the meta device" : "",
                   " cannot be sent inside an object; send a dense or sparse COO tensor of numbers"));
   }
+  const auto device = device_there(encoder, tensor);
   std::uint8_t flags = tensor.requires_grad() ? kRequiresGrad : 0;
   if (flags != 0 && scope_here != nullptr) scope_here->on_write(tensor);
   if (sparse) flags |= tensor.is_coalesced() ? kSparse | kCoalesced : kSparse;
-  const at::Tensor elements = sparse ? at::Tensor() : plain(tensor);
+  const bool stages = !sparse && !tensor.is_cpu() && encoder.transit() != nullptr;
+  const at::Tensor elements = sparse   ? at::Tensor()
+                              : stages ? staged(*encoder.transit(), tensor)
+                                       : plain(tensor);
   const auto order = sparse ? std::vector<std::uint8_t>() : memory_order(elements);
   if (!order.empty()) flags |= kPermuted;
   encoder.code(Code::kTensor).put(static_cast<std::uint8_t>(tensor.scalar_type()));
-  encoder.put(static_cast<std::uint8_t>(tensor.device().type()));
-  encoder.put(static_cast<std::int8_t>(tensor.device().index()));
+  encoder.put(static_cast<std::uint8_t>(device.type()));
+  encoder.put(static_cast<std::int8_t>(device.index()));
   encoder.put(flags);
   encoder.put(static_cast<std::uint32_t>(tensor.dim()));
   for (const auto size : tensor.sizes()) encoder.put(static_cast<std::int64_t>(size));

@@ -3,7 +3,8 @@
 // A decoded tensor keeps its dtype, sizes and requires_grad, and its strides if they have no gaps
 // (transposed, channels last); otherwise it is contiguous. It is a leaf without history on the device it came
 // from: a tensor of cuda:3 is restored on cuda:3, which creates a context there. Move tensors to the CPU
-// before sending to avoid that. Undefined and sparse COO tensors are preserved. Bytes received beside the
+// before sending to avoid that. In a message between workers (object/detail/device_transit.h) device maps say where it goes
+// instead, and copies are asynchronous. Undefined and sparse COO tensors are preserved. Bytes received beside the
 // object that the receiver owns are not copied: they become the tensor's storage. Raises kUnsupported for
 // other layouts, quantized and meta tensors, and when decoding for a device that does not exist.
 // Thread safety: no shared state; a TensorScope applies to one thread.

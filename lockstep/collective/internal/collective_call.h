@@ -132,6 +132,8 @@ class CollectiveCall {
   void refuse_inside_batch() const;
   [[noreturn]] void refuse_timeout() const;
   Work launch(HeldTensors held);
+  // Names the stream of the call's device in every op: the current one, which its temporaries were filled in.
+  void bind_stream();
   // What fails here is reported to the call logger (call_log.h).
   void run();
   Work post(HeldTensors held);
@@ -145,6 +147,7 @@ class CollectiveCall {
   const std::shared_ptr<GroupBase> group_;
   const bool async_;
   GroupBase* part_ = nullptr;
+  std::optional<c10::Device> device_;  // of the tensors; unset before one was checked
   OperationRequest request_;
 };
 

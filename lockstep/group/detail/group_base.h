@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <bitset>
 #include <cstdint>
@@ -35,6 +36,8 @@ struct OperationRequest {
   std::optional<Deadline> deadline{};  // of the whole call, when this is a part of it; instead of the timeout
   lockstep_op op{};
   std::vector<lockstep_op> more{};  // further ops under the same Work, after `op`; post only
+  // Of an operation on device memory the stream that it is ordered after, which its ops name, too.
+  std::optional<c10::Stream> stream{};
   // `type` is the caller's; run() and post() fill in the rest.
   Work::Ended ended{};
   // For the debug wrapper and the profiler, filled only when the group checks_calls() or a profiler is
@@ -132,7 +135,8 @@ class GroupBase : public ProcessGroup {
   virtual bool checks_calls() const { return false; }
 
   // Runs request.op to completion on this thread, fills in request.ended and returns its number; raises its
-  // error.
+  // error. On device memory it returns when request.stream is ordered after the operation, and raises what is
+  // known by then.
   virtual std::uint64_t run(OperationRequest& request) = 0;
   // Starts all of the request's ops; the Work holds the tensors. Raises when the group is broken or closed.
   virtual Work post(OperationRequest& request, HeldTensors held) = 0;
@@ -140,8 +144,8 @@ class GroupBase : public ProcessGroup {
   virtual const comm::Engine* engine() const = 0;
   // The group's communicator over that engine; null when it has none or is closed.
   virtual std::shared_ptr<comm::Communicator> communicator(const comm::Engine& engine) const = 0;
-  // Memory that the engine reduces in place; null when the engine provides none.
-  virtual std::shared_ptr<void> allocate(std::size_t n_bytes) = 0;
+  // Memory that the engine reduces in place, on the device; null when the engine provides none.
+  virtual std::shared_ptr<void> allocate(std::size_t n_bytes, c10::Device device) = 0;
   // Leaves, once: waits for operations in flight, then notifies the others. An empty cause is an orderly
   // leave.
   virtual void close(const std::string& cause) = 0;

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <source_location>
 #include <string>
 #include <vector>
@@ -91,6 +92,8 @@ struct EngineGroupOptions {
   Deadline deadline;              // of the joining
   Group parent;                   // the default group, for an engine that can build on it; null: none
   std::string key;                // of the group among those ever built on the parent
+  std::optional<int> device{};    // the GPU that this rank is bound to: the engine may connect at once
+  std::string engine_options{};   // lockstep_comm_config.options; "": none
   std::function<void()>
       compare_members;  // in the store, where the engine does not; raises kUsage. Null: nothing to compare
 };

@@ -3,6 +3,15 @@
 // releases the buffers; exactly once, under the mutex. Futures are resolved outside it, on the completion
 // thread or by the thread that requests one after completion.
 //
+// An operation on device memory has two ends. wait() without a timeout orders the caller's stream after it and
+// returns (order_stream); the operation completes later, which poll() finds or a host wait awaits (settle).
+//
+//   posted --wait() in stream S--> S ordered; copies back enqueued in S --completed on the device--> over
+//      |                                                                                              ^
+//      +--nobody waited: completed on the device, copies back enqueued in the stream of the post -----+
+//
+// Copies back are enqueued exactly once, by whoever comes first; others wait for the event behind them.
+//
 // The engine's `done` may run before post returns and after the last Work has been destroyed, so the state
 // holds itself until the last call (self_).
 // Thread safety: every method may be called from any thread, except those that start it.
@@ -10,6 +19,8 @@
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
@@ -39,8 +50,8 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   // An operation about to be posted.
   State(std::shared_ptr<internal::GroupState> owner, const internal::OperationRequest& request,
         internal::HeldTensors held);
-  // One that succeeded.
-  State(const Ended& ended, std::vector<at::Tensor> results);
+  // One that succeeded; on device memory: that was enqueued in the stream.
+  State(const Ended& ended, std::vector<at::Tensor> results, std::optional<c10::Stream> stream = {});
   // One that may not be used; `why` is raised as kUsage by every method of Work except op_type and
   // sequence_number.
   State(OpType type, std::string why);
@@ -58,8 +69,11 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   // True when completed by the deadline. Raises nothing.
   bool settle(Deadline deadline);
   // Raises the operation's error, or kTimeout when it has not completed by then. The timeout is
-  // positive.
+  // positive. On device memory without a timeout: order_stream, and raises the error that is known by then.
   void wait(std::optional<Milliseconds> timeout);
+  // Device memory: what this thread enqueues in its current stream from now on runs after the operation.
+  void order_stream();
+  bool on_device() const { return stream_.has_value(); }
 
   std::optional<Failure> failure();
   std::vector<at::Tensor> results();
@@ -87,9 +101,15 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   // mutex_ held.
   OwnerPtr advance(lockstep_status status);
   OwnerPtr finish();
+  // Enqueues the copies back in the stream. mutex_ held.
+  void copy_back_in(const c10::Stream& stream);
+  // The copies back have completed, too. mutex_ held.
+  bool copies_done() const { return !copied_ || copied_->query(); }
   // Calls the group's hook with the completion, once. Not under the mutex.
   void announce(const OwnerPtr& owner);
   std::string describe() const;
+  // Prepends describe() to the failure's message, once. mutex_ held, before the owner is gone.
+  void describe_failure();
 
   // Constant after construction.
   const OpType type_;
@@ -100,6 +120,7 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   const std::string unusable_;
   const bool calls_back_ = false;
   const std::shared_ptr<internal::RankUse> rank_;
+  const std::optional<c10::Stream> stream_;  // of the post; unset: host memory
 
   // Synchronises done and get_future: kDone is set by the last call, kWanted by the first future.
   static constexpr unsigned kDone = 1, kWanted = 2;
@@ -115,7 +136,10 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   // is set.
   bool over_ = false;
   bool waiting_ = false;
-  std::size_t n_over_ = 0;                       // handles_ before it have completed
+  bool ordered_ = false;              // some stream is ordered after it: its results may be used there
+  bool copy_pending_ = false;         // temporaries are still to be copied back
+  std::optional<c10::Event> copied_;  // behind the copies back, once they are enqueued on a device
+  std::size_t n_over_ = 0;            // handles_ before it have completed
   std::shared_ptr<internal::GroupState> owner_;  // null when completed
   c10::SmallVector<comm::OpHandle, 1> handles_;
   internal::HeldTensors held_;
@@ -123,6 +147,7 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   // callbacks.
   std::optional<at::ThreadLocalState> modes_;
   std::optional<Failure> failure_;
+  bool described_ = false;  // failure_ names the operation
   Ended ended_;
   FuturePtr future_, result_future_;
   bool future_resolved_ = false, result_resolved_ = false;

@@ -22,12 +22,14 @@ struct WorldSite {
       false;  // this rank, over this store: its last world, or another process with its number
   std::shared_ptr<Store>
       store;  // the world's part of the rendezvous store; null in a world of one that has none
-  std::shared_ptr<Store> base;     // the rendezvous store as it was given
-  StoreHandles handles;            // handles on `store`
-  std::shared_ptr<Store> root;     // a handle on the job's whole store
-  std::vector<int> launch_ranks;   // what the launcher calls rank i of this world; -1: it does not know it
-  BackendParts parts;              // of the default group
-  std::vector<std::string> hosts;  // of each rank, when the back end was left to lockstep; else empty
+  std::shared_ptr<Store> base;    // the rendezvous store as it was given
+  StoreHandles handles;           // handles on `store`
+  std::shared_ptr<Store> root;    // a handle on the job's whole store
+  std::vector<int> launch_ranks;  // what the launcher calls rank i of this world; -1: it does not know it
+  BackendParts parts;             // of the default group
+  std::vector<RankPlace> places;  // of each rank, when the back end was left to lockstep; else empty
+  std::optional<int> device;      // the GPU that this rank is bound to (device_id)
+  std::string engine_options;     // for engines of device memory (pg_options)
 };
 
 struct GroupRequest {
@@ -56,9 +58,9 @@ struct WorldSiteOptions {
 };
 // Opens the handles that all groups of the world share, by the deadline.
 WorldSite make_site(WorldSiteOptions options);
-// Collective over all ranks: learns the hosts and chooses the site's parts by them. Raises kTimeout naming
+// Collective over all ranks: learns their places and chooses the site's parts by them. Raises kTimeout naming
 // the ranks that did not come, kUsage when ranks were given different sizes.
-void choose_by_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline);
+void choose_by_places(WorldSite& site, Milliseconds timeout, Deadline deadline);
 // Collective over the members, of which this rank is one. Raises kPeerLost naming the member that could not
 // join.
 Group build_group(const WorldSite& site, const GroupRequest& request);

@@ -7,6 +7,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/engine/plugin.h"
 #include "lockstep/group/detail/group_base.h"
+#include "lockstep/group/internal/copy_bytes.h"
 
 namespace lockstep::internal {
 
@@ -53,7 +54,11 @@ void meet(SelfMessage& one, SelfMessage& other) {
     end(from, LOCKSTEP_USAGE, text);
     return end(to, LOCKSTEP_USAGE, text);
   }
-  if (from.op.count > 0) std::memmove(to.op.recv, from.op.send, from.op.count * comm::size_of(from.op.dtype));
+  if (from.op.count > 0)
+    copy_bytes(to.op.recv, from.op.send, from.op.count * comm::size_of(from.op.dtype), to.op);
+  // The first of the two may have been posted in another stream, which only the host can order here; messages to
+  // oneself are not worth more.
+  await_copies(to.op);
   // This rank, as a rank of the group of one.
   if (to.op.source != nullptr) *to.op.source = 0;
   end(from, LOCKSTEP_OK);
@@ -110,6 +115,8 @@ const lockstep_engine& table() {
     made.wait = wait;
     made.release = release;
     made.last_error = last_error;
+    // The copy is over when both have come (meet).
+    made.stream_wait = [](lockstep_handle* handle, void*) { return wait(handle, LOCKSTEP_NEVER); };
     return made;
   }();
   return entries;
@@ -122,6 +129,7 @@ Loopback::Loopback() : box_(std::make_shared<Box>()) {}
 // The first of a pair waits in the list; the second copies and ends both. Pairs of one tag meet in the order
 // posted.
 comm::OpHandle Loopback::post(const lockstep_op& op) {
+  await_copies(op);  // what the caller enqueued before it
   auto message = std::make_shared<SelfMessage>(SelfMessage{.op = op});
   const std::lock_guard lock(box_->mutex);
   const auto found = std::ranges::find_if(

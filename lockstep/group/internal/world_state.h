@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,9 +30,11 @@ struct WorldPlan {
   int size = 1;
   bool launched = true;  // rank and size are those of the launcher, here; see is_launched in worlds.cpp
   Milliseconds timeout;
-  Deadline deadline;     // of the joining
-  BackendParts parts{};  // empty: chosen by the ranks' hosts
-  std::string desc{};    // of the root group
+  Deadline deadline;             // of the joining
+  BackendParts parts{};          // empty: chosen by the ranks' hosts
+  std::string desc{};            // of the root group
+  std::optional<int> device{};   // the GPU that this rank is bound to
+  std::string engine_options{};  // for engines of device memory
 };
 
 // How a group is to be made. Members are ranks of this world; this rank need not be one.

@@ -62,13 +62,17 @@ class Normalise final : public torch::autograd::Function<Normalise> {
     const auto& all = kept->statistics;
     const auto dtype = computed_in(input);
     const at::Tensor x = input.to(dtype), scale = weight.to(dtype), mean = all.mean.to(dtype);
-    at::Tensor sums = empty_sums(input.size(1));
+    at::Tensor sums = empty_sums(input.size(1), input.device());
     at::Tensor local, for_weight, for_bias;
     if (input.numel() != 0) {
-      // As in eval mode, where the statistics are constants; what they depend on comes after the exchange.
-      std::tie(local, for_weight, for_bias) =
-          at::native_batch_norm_backward(gradients[0].to(dtype), x, scale, mean, all.variance.to(dtype), {},
-                                         {}, /*train=*/false, kept->eps, {true, true, true});
+      // As in eval mode, where the statistics are constants; what they depend on comes after the exchange. CUDA's
+      // kernel wants what a forward pass would have saved, too.
+      const at::Tensor variance = all.variance.to(dtype);
+      const bool on_cpu = x.is_cpu();
+      std::tie(local, for_weight, for_bias) = at::native_batch_norm_backward(
+          gradients[0].to(dtype), x, scale, mean, variance, on_cpu ? at::Tensor() : mean,
+          on_cpu ? at::Tensor() : (variance + kept->eps).rsqrt(), /*train=*/false, kept->eps,
+          {true, true, true});
       sums[0].copy_(for_bias);
       sums[1].copy_(for_weight);
     }
@@ -76,7 +80,7 @@ class Normalise final : public torch::autograd::Function<Normalise> {
     all_reduce(sums, {.group = kept->route.group});
     if (input.numel() == 0) {
       local = at::empty_like(input);
-      for_weight = for_bias = at::zeros({input.size(1)}, at::TensorOptions(dtype));
+      for_weight = for_bias = at::zeros({input.size(1)}, input.options().dtype(dtype));
     } else {
       subtract_common(local, x, mean, scale, sums, *kept);
     }
@@ -102,8 +106,8 @@ class Normalise final : public torch::autograd::Function<Normalise> {
 
 }  // namespace
 
-at::Tensor describe_part(const at::Tensor& input, std::int64_t channels) {
-  at::Tensor part = at::zeros({1 + 2 * channels}, at::TensorOptions(at::kDouble));
+at::Tensor describe_part(const at::Tensor& input, std::int64_t channels, c10::Device device) {
+  at::Tensor part = at::zeros({1 + 2 * channels}, at::TensorOptions(at::kDouble).device(device));
   if (!input.defined() || input.numel() == 0) return part;
   std::vector<std::int64_t> dims{0};
   for (std::int64_t d = 2; d < input.dim(); ++d) dims.push_back(d);
@@ -134,14 +138,14 @@ BatchStatistics combine_parts(const at::Tensor& parts) {
   return all;
 }
 
-at::Tensor empty_sums(std::int64_t channels) {
-  return at::zeros({2, channels}, at::TensorOptions(at::kDouble));
+at::Tensor empty_sums(std::int64_t channels, c10::Device device) {
+  return at::zeros({2, channels}, at::TensorOptions(at::kDouble).device(device));
 }
 
 at::Tensor normalise(const at::Tensor& input, const Affine& affine, const BatchStatistics& statistics,
                      double eps, const NormRoute& route) {
   // A function of autograd's takes no undefined tensors.
-  const auto options = at::TensorOptions(computed_in(input));
+  const auto options = at::TensorOptions(computed_in(input)).device(input.device());
   const at::Tensor weight = affine.weight.defined() ? affine.weight : at::ones({input.size(1)}, options);
   const at::Tensor bias = affine.bias.defined() ? affine.bias : at::zeros({input.size(1)}, options);
   return Normalise::apply(input, weight, bias, c10::make_intrusive<Kept>(statistics, eps, route));

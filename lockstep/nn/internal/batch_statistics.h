@@ -14,15 +14,15 @@ struct BatchStatistics {
   at::Tensor variance;  // biased
 };
 
-// Count, mean and sum of squared deviations of this rank's part, in one flat f64 tensor. Undefined `input`:
-// an empty batch of `channels`.
-at::Tensor describe_part(const at::Tensor& input, std::int64_t channels);
+// Count, mean and sum of squared deviations of this rank's part, in one flat f64 tensor on `device`, which must be
+// of one type on all ranks. Undefined `input`: an empty batch of `channels`.
+at::Tensor describe_part(const at::Tensor& input, std::int64_t channels, c10::Device device);
 // A buffer for all ranks' parts: one row each.
 at::Tensor empty_parts(const at::Tensor& part, int n_ranks);
 BatchStatistics combine_parts(const at::Tensor& parts);
 
 // The backward message: two sums per channel.
-at::Tensor empty_sums(std::int64_t channels);
+at::Tensor empty_sums(std::int64_t channels, c10::Device device);
 
 struct Affine {
   at::Tensor weight, bias;  // undefined: ones and zeros

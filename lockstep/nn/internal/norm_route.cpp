@@ -56,13 +56,13 @@ std::vector<std::int64_t> channels_of(const std::vector<SyncBatchNormImpl*>& lay
 
 // The same collective as SyncBatchNorm::forward, with an empty part: a count of 0 weighs nothing in the
 // combined statistics.
-void shadow_forward(std::int64_t channels, const Group& group) {
-  const at::Tensor part = describe_part({}, channels);
+void shadow_forward(std::int64_t channels, const Group& group, c10::Device device) {
+  const at::Tensor part = describe_part({}, channels, device);
   all_gather_into_tensor(empty_parts(part, group->size()), part, {.group = group});
 }
 
-void shadow_backward(std::int64_t channels, const Group& group) {
-  all_reduce(empty_sums(channels), {.group = group});
+void shadow_backward(std::int64_t channels, const Group& group, c10::Device device) {
+  all_reduce(empty_sums(channels, device), {.group = group});
 }
 
 void NormRoute::announce(Pass pass) const {
@@ -104,7 +104,9 @@ void NormShadow::run() {
   try {
     while (const auto next = agree(group_, std::nullopt)) {
       const std::int64_t channels = channels_.at(static_cast<std::size_t>(next->layer));
-      next->pass == Pass::kForward ? shadow_forward(channels, group_) : shadow_backward(channels, group_);
+      const c10::Device device = layers_[static_cast<std::size_t>(next->layer)]->device();
+      next->pass == Pass::kForward ? shadow_forward(channels, group_, device)
+                                   : shadow_backward(channels, group_, device);
     }
   } catch (...) {
     failure_ = base::current_failure();

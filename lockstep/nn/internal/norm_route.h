@@ -20,8 +20,9 @@ namespace lockstep::internal {
 enum class Pass : std::uint8_t { kForward, kBackward };
 
 // Participate with an empty batch; block.
-void shadow_forward(std::int64_t channels, const Group& group);
-void shadow_backward(std::int64_t channels, const Group& group);
+// `device` is the layer's, where the other ranks' batches are.
+void shadow_forward(std::int64_t channels, const Group& group, c10::Device device);
+void shadow_backward(std::int64_t channels, const Group& group, c10::Device device);
 
 // The group of a layer's collectives. Under join() each is announced, in the group of the background shadows.
 struct NormRoute {

@@ -24,7 +24,9 @@ at::Tensor make_bucket(const std::vector<at::Tensor>& parameters, const Group& g
   }
   if (n == 0) return {};
   // The gaps, too, are sent.
-  return empty_shared({n}, parameters.front().scalar_type(), {.group = group, .where = where}).zero_();
+  return empty_shared({n}, parameters.front().scalar_type(),
+                      {.group = group, .device = parameters.front().device(), .where = where})
+      .zero_();
 }
 
 }  // namespace
