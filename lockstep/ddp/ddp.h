@@ -74,8 +74,9 @@ class DistributedDataParallelImpl final : public DdpCore {
     return internal::run_forward(*this, call, std::forward<Args>(args)...);
   }
 
-  // A deep copy with the same options and the same group, not collective: every rank copies what it has.
-  // Hooks are not copied. Raises kUsage when the module cannot be cloned (torch::nn::Cloneable).
+  // A deep copy with the same options and the same group. Collective, since the copy has buckets of its own;
+  // values are neither compared nor sent: every rank copies what it has. Hooks are not copied. Raises kUsage
+  // when the module cannot be cloned (torch::nn::Cloneable).
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override {
     const auto copy = std::dynamic_pointer_cast<M>(cloned(*module_, device));

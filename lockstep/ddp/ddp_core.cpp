@@ -1,6 +1,21 @@
 // How a DistributedDataParallel is made and changed: the checks of module and options, its reducer and the
 // parts around it, another group, hooks and optimizers. What happens around each forward pass is in
 // ddp_forward.cpp.
+//
+// Collective here: the constructor's comparison and broadcast (init_sync), and make_reducer(), where buckets
+// agree on whether large gradients are reduced in place. The others change this rank alone, but what they
+// change decides which collectives the next passes run: all ranks must make the same calls, in the same order
+// between passes.
+//
+// Threads: all of it is called by the thread that owns the model, between passes. The callbacks that are
+// installed here (on_average) run on the thread that calls backward(), inside the reducer's end of a pass;
+// that thread is inside the model then, so neither needs a lock.
+//
+// What holds between calls:
+//   - reduced_ and delayed_ divide the trained parameters between them and are constant after construction:
+//     a parameter that is added later is refused (check_nothing_added), not reduced;
+//   - buffers_, join_, reducer_ and delayed_reduction_ belong to group_ and are replaced together;
+//   - hooks, optimizers and the sampling rate are kept here as well, and given to every new reducer.
 #include "lockstep/ddp/detail/ddp_core.h"
 
 #include <torch/csrc/autograd/graph_task.h>
@@ -28,6 +43,7 @@
 namespace lockstep {
 namespace {
 
+// On the meta device a parameter has sizes and no bytes: nothing to broadcast, nothing to reduce.
 void check_materialised(const internal::NamedTensors& parameters) {
   for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
     if (!parameters.tensors[i].is_meta()) continue;
@@ -56,6 +72,7 @@ void check_assigned(const internal::ModuleTensors& tensors, const DdpOptions& op
   base::log(LogLevel::kWarn, text);
 }
 
+// The group to average over. It may still be empty, or one that this rank is not in: the constructor raises.
 Group group_of(const DdpOptions& options) {
   if (!options.device_mesh) return options.group ? options.group : default_group();
   if (options.group)
@@ -68,6 +85,7 @@ Group group_of(const DdpOptions& options) {
   return options.device_mesh->get_group();
 }
 
+// A group that has two ranks of a parameter's own mesh would average different pieces of it.
 void check_meshes(const internal::NamedTensors& parameters, const Group& group) {
   for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
     internal::refuse_own_mesh("DistributedDataParallel", parameters.names[i], parameters.tensors[i], group);
@@ -80,6 +98,9 @@ BucketCaps caps_of(const DdpOptions& options) {
 
 }  // namespace
 
+// First what needs no other rank: options and module are usually wrong on all ranks alike, and all of them
+// raise before anything is sent. A rank that raises alone is found missing by the others, in the comparison
+// or at the first bucket, at the group's timeout.
 DdpCore::DdpCore(std::shared_ptr<const internal::ModuleTensors> tensors,
                  std::shared_ptr<torch::nn::Module> module, DdpOptions options)
     : torch::nn::Module("DistributedDataParallel"),
@@ -109,10 +130,13 @@ DdpCore::DdpCore(std::shared_ptr<const internal::ModuleTensors> tensors,
   check_materialised(parameters);
   check_assigned(*tensors_, options_);
   check_meshes(parameters, group_);
+  // Frozen ones included: unfreezing one later is not adding one (check_nothing_added).
   known_ = parameters.tensors;
   // An invalid cap is an error in a world of one, too.
   describe_construction(trained, rebuilt_limits(caps_of(options_)).back());
   log_construction(trained, parameters.tensors.size());
+  // Collective, hence the same condition on all ranks. Compared before anything is broadcast: with other
+  // sizes a broadcast would mix up parameters, or not end.
   if (options_.init_sync && group_->size() > 1) {
     internal::verify_same_on_all_ranks(trained, group_, options_.where);
     std::vector<at::Tensor> synced = parameters.tensors;
@@ -124,12 +148,14 @@ DdpCore::DdpCore(std::shared_ptr<const internal::ModuleTensors> tensors,
   }
   // Only now: the ranks compare all trained parameters above, delayed ones included.
   take_delayed(trained);
+  // After the broadcast: what is sent is in full precision, and every rank casts the same values.
   prepare_precisions(parameters);
   reduced_ = std::make_unique<internal::NamedTensors>(std::move(trained));
   make_reducer(group_);
 }
 
-// Moves the parameters that are averaged outside the buckets from `trained` to delayed_.
+// Moves the parameters that are averaged outside the buckets from `trained` to delayed_. `sparse` is indexed
+// as `trained` throughout: entries leave both at once.
 void DdpCore::take_delayed(internal::NamedTensors& trained) {
   const auto& names = options_.delay_all_reduce_named_params;
   delayed_ = std::make_unique<internal::NamedTensors>();
@@ -188,6 +214,7 @@ void DdpCore::make_reducer(const Group& group) {
   std::shared_ptr<internal::DelayedReduction> delayed;
   if (!delayed_->tensors.empty())
     delayed = internal::DelayedReduction::create(*delayed_, trigger_, group, options_.where);
+  // All trained parameters may be delayed ones: then there is nothing to put into buckets.
   if (!reduced_->tensors.empty()) {
     internal::ReducerOptions options{.group = group,
                                      .caps = caps_of(options_),
@@ -203,11 +230,15 @@ void DdpCore::make_reducer(const Group& group) {
     auto reducer = internal::Reducer::create(reduced_->tensors, reduced_->names, std::move(options));
     reducer->timer().set_sample_rate(sample_rate_);
     if (comm_hook_.run && !alone) reducer->register_comm_hook(comm_hook_);
+    // By value, so that the reducer needs no pointer to this model: callbacks that libtorch has queued share
+    // ownership of the reducer and may outlive the model.
     reducer->on_average(
         [steps = steps_](const at::Tensor& parameter, const at::Tensor& average) {
           return steps->step(parameter, average);
         },
         [steps = steps_] { steps->finish(); });
+    // The old reducer ends here, and with it its hooks on the parameters. The new one's exist already, but no
+    // gradient arrives in between.
     reducer_ = std::move(reducer);
     construction_.bucket_sizes = reducer_->stats().bucket_bytes;
   }
@@ -232,6 +263,8 @@ void DdpCore::update_process_group(Group group) {
   check_meshes(internal::parameters_of(*tensors_, options_.ignored), group);
   // The new buckets take the parameters' types as their own: they must be in full precision.
   if (precisions_) precisions_->restore();
+  // Passes under the old group that have not finished are dropped with the reducer. group_ is set last: when
+  // make_reducer() raises, the model keeps its old group and reducer.
   if (group->size() == 1 && !works_alone()) {
     reducer_ = nullptr;
     buffers_ = nullptr;
@@ -245,6 +278,8 @@ void DdpCore::update_process_group(Group group) {
   group_ = std::move(group);
 }
 
+// The optimizer is attached first: works_alone() then holds, and in a world of one the reducer that steps it
+// is made now.
 void DdpCore::register_fused_optimizer(std::shared_ptr<FunctionalOptimizer> optimizer,
                                        const std::vector<at::Tensor>& only) {
   steps_->fuse(std::move(optimizer), only, reduced_->tensors,
@@ -257,8 +292,12 @@ void DdpCore::overlap_optimizer(ZeroCore& zero) {
   if (!reducer_) make_reducer(group_);
 }
 
+// Here, where the members' types are complete. A NoSync guard may live on: it shares syncs_. So may a graph:
+// it holds the reducer weakly (ddp_forward.cpp), and its gradients stay local from now on.
 DdpCore::~DdpCore() = default;
 
+// Buffers take their type for good; parameters only for the length of a pass (mixed_precision.h), so that
+// optimizers and checkpoints see them in full precision.
 void DdpCore::prepare_precisions(const internal::NamedTensors& parameters) {
   if (!options_.mixed_precision) return;
   const MixedPrecision& mixed = *options_.mixed_precision;
@@ -287,24 +326,40 @@ std::shared_ptr<torch::nn::Module> DdpCore::cloned(const torch::nn::Module& modu
   }
 }
 
+// As the model is now, not as it was made: group and static graph may have changed since.
 DdpOptions DdpCore::options_of_clone() const {
   DdpOptions options = options_;
   options.group = group_;
   options.device_mesh.reset();
-  // Cloning is not collective.
+  // Equal originals have equal clones: nothing is compared or broadcast. make_reducer() stays collective.
   options.init_sync = false;
   options.static_graph = static_graph_;
   return options;
 }
 
 void DdpCore::check_options() const {
-  if (!options_.device_ids.empty() || options_.output_device) {
-    base::raise(
-        ErrorKind::kUsage,
-        "DistributedDataParallel: device_ids and output_device must stay empty for a module on the CPU");
+  if (options_.device_ids.size() > 1)
+    base::raise(ErrorKind::kUsage,
+                base::cat("DistributedDataParallel: device_ids has ", options_.device_ids.size(),
+                          " entries; a process trains on one device"));
+  const auto parameters = tensors_->parameters();
+  for (const auto& parameter : parameters) {
+    const c10::Device device = parameter.value().device();
+    const bool given = !options_.device_ids.empty() || options_.output_device;
+    if (given && !device.is_cuda()) {
+      base::raise(
+          ErrorKind::kUsage,
+          "DistributedDataParallel: device_ids and output_device must stay empty for a module on the CPU");
+    }
+    if (!options_.device_ids.empty() && options_.device_ids.front() != device.index()) {
+      base::raise(ErrorKind::kUsage,
+                  base::cat("DistributedDataParallel: device_ids is ", options_.device_ids.front(),
+                            ", parameter ", parameter.key(), " is on ", device.str()));
+    }
   }
 }
 
+// Kept beyond buffers_, and in a world of one too, to which update_process_group() may add ranks later.
 void DdpCore::register_buffer_hook(BufferHook hook) {
   if (!hook.run) base::raise(ErrorKind::kUsage, "register_buffer_hook: the hook is empty");
   if (buffer_hook_.run) base::raise(ErrorKind::kUsage, "register_buffer_hook: a model has one buffer hook");
@@ -319,11 +374,13 @@ void DdpCore::register_comm_hook(CommHook hook) {
                 base::cat("register_comm_hook: ", comm_hook_.name,
                           " is registered already; a model has one hook, and hooks can be chained"));
   }
-  // Kept beyond the reducer, which update_process_group() replaces.
+  // The reducer raises when it is too late, and then the hook is not kept. Kept here, since
+  // update_process_group() replaces the reducer.
   if (reducer_) reducer_->register_comm_hook(hook);
   comm_hook_ = std::move(hook);
 }
 
+// The reducer raises when it is too late. static_graph_ is set afterwards: make_reducer() hands it on.
 void DdpCore::set_static_graph() {
   if (reducer_) {
     reducer_->set_static_graph();

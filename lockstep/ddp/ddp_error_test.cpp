@@ -71,6 +71,9 @@ TEST(DdpErrors, RefusesModulesAndOptionsItCannotServe) {
         raises(ErrorKind::kUsage, {"null"}, [] { DistributedDataParallel(std::shared_ptr<TwoHeads>()); }));
     EXPECT_TRUE(raises(ErrorKind::kUsage, {"device_ids"},
                        [] { DistributedDataParallel(torch::nn::Linear(1, 1), {.device_ids = {0}}); }));
+    EXPECT_TRUE(raises(ErrorKind::kUsage, {"device_ids", "2 entries"}, [] {
+      DistributedDataParallel(torch::nn::Linear(1, 1), {.device_ids = {0, 1}});
+    }));
     EXPECT_TRUE(raises(ErrorKind::kUsage, {"device_ids"},
                        [] { DistributedDataParallel(torch::nn::Linear(1, 1), {.output_device = 0}); }));
     EXPECT_TRUE(raises(ErrorKind::kUsage, {"bucket_cap_mb", "-1"},

@@ -21,7 +21,8 @@ namespace lockstep {
 
 // Names, order and defaults are those of torch.nn.parallel.DistributedDataParallel.
 struct DdpOptions {
-  // Must stay empty: they are for modules on GPUs.
+  // Of a module on a GPU: none, or the index of that GPU, to which forward() then moves its arguments. Must stay
+  // empty for a module on the CPU. output_device is device_ids[0] unless given.
   std::vector<int> device_ids{};
   std::optional<int> output_device{};
   // Rank 0's buffers (such as running statistics) are broadcast before each synced forward.
@@ -42,7 +43,7 @@ struct DdpOptions {
   // Gradients of at least this many bytes are allocated in memory that the ranks share and averaged in place:
   // no copy and no extra memory, with or without the option above. While backward() runs, an allocator
   // installed in front of libtorch's serves requests of their sizes. Unset: LOCKSTEP_DDP_IN_PLACE_BYTES, 128
-  // KiB; SIZE_MAX: all are copied into buckets. Rank 0's value applies to all. During backward() such a
+  // KiB, on a GPU, where libtorch's own memory is averaged in place, 8 MiB; SIZE_MAX: all are copied into buckets. Rank 0's value applies to all. During backward() such a
   // gradient must not be accessed once it is computed, and after a failed reduction its value is undefined:
   // call zero_grad().
   std::optional<std::size_t> in_place_bytes{};

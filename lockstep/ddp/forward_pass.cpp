@@ -24,6 +24,8 @@ class ForwardPass::Range {
 
 ForwardPass::ForwardPass(DdpCore& core) : core_(core), range_(Range::begin()) {
   core_.before_forward();
+  if (!core_.options_.device_ids.empty())
+    input_device_ = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(core_.options_.device_ids.front()));
   if (!core_.precisions_) return;
   const MixedPrecision& mixed = *core_.options_.mixed_precision;
   if (mixed.cast_forward_inputs) input_dtype_ = mixed.param_dtype;
@@ -36,7 +38,11 @@ ForwardPass::~ForwardPass() {
 }
 
 void ForwardPass::change_input(at::Tensor& tensor) const {
-  if (tensor.defined() && tensor.is_floating_point()) tensor = tensor.to(*input_dtype_);
+  if (!tensor.defined()) return;
+  // In the current stream, where the module reads it: no other stream has to be waited for.
+  if (input_device_ && tensor.device() != *input_device_)
+    tensor = tensor.to(*input_device_, /*non_blocking=*/true);
+  if (input_dtype_ && tensor.is_floating_point()) tensor = tensor.to(*input_dtype_);
 }
 
 void ForwardPass::finish(const std::function<void(const DdpCore::Visitor&)>& visit_outputs) {

@@ -25,9 +25,9 @@ class ForwardPass {
   ForwardPass(const ForwardPass&) = delete;
   ForwardPass& operator=(const ForwardPass&) = delete;
 
-  // Whether the module's inputs differ from the caller's arguments, and the conversion. This is where
-  // arguments would be moved to the module's device; on the CPU there is nothing to move.
-  bool changes_inputs() const { return input_dtype_.has_value(); }
+  // Whether the module's inputs differ from the caller's arguments, and the conversion: to the module's GPU where
+  // device_ids names it, and to the type of mixed precision.
+  bool changes_inputs() const { return input_dtype_.has_value() || input_device_.has_value(); }
   void change_input(at::Tensor& tensor) const;
   // The module has returned. `visit_outputs` calls its argument with every tensor of the outputs.
   void finish(const std::function<void(const DdpCore::Visitor&)>& visit_outputs);
@@ -38,6 +38,7 @@ class ForwardPass {
   DdpCore& core_;
   std::unique_ptr<Range> range_;
   std::optional<at::ScalarType> input_dtype_;
+  std::optional<c10::Device> input_device_;
   bool shortened_ = false;  // by this pass
 };
 

@@ -58,7 +58,7 @@ CommHook compress(CommHook hook, at::ScalarType dtype, const Group& group) {
                    {.before =
                         [scratch, dtype](GradBucket& bucket) {
                           if (bucket.buffer().scalar_type() == dtype) return;
-                          at::Tensor cast = scratch->get(bucket.index(), bucket.buffer().numel(), dtype);
+                          at::Tensor cast = scratch->get(bucket.index(), bucket.buffer(), dtype);
                           cast.copy_(bucket.buffer());
                           bucket.set_buffer(std::move(cast));
                         },

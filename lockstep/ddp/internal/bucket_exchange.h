@@ -5,8 +5,8 @@
 //
 // After wait(b) the bucket holds averages (sums over the ranks for sparse ones, which were divided before),
 // or the hook's result.
-// Future device buckets: a DeviceStreams& passed to the constructor would give start() the stream that fills
-// the bucket, and wait() the one that reads it.
+// On a GPU start() orders the reduction after this thread's current stream, which filled the bucket, and wait() the
+// then current stream after the reduction; only a hook's future is awaited by the thread.
 // Thread safety: none; on the thread that runs backward(). The hook is called there too.
 // Ownership: keeps the group; refers to buckets and timer, which must outlive it.
 #pragma once

@@ -48,7 +48,28 @@ std::size_t bytes_of(const std::vector<Piece>& chunk) {
   return n_bytes;
 }
 
+// The bytes of a piece, as a tensor.
+at::Tensor bytes_of(const Piece& piece, const at::Tensor& dense) {
+  return dense.view({-1}).view(at::kByte).narrow(0, static_cast<std::int64_t>(piece.at),
+                                                 static_cast<std::int64_t>(piece.n_bytes));
+}
+
+// On a GPU: copies in the current stream. What is received is written without comparing, which would have to wait
+// for the device.
+void copy_on_device(const std::vector<Piece>& chunk, const std::vector<at::Tensor>& tensors,
+                    const at::Tensor& memory, std::vector<bool>* changed) {
+  std::int64_t at = 0;
+  for (const Piece& piece : chunk) {
+    const auto here = memory.narrow(0, at, static_cast<std::int64_t>(piece.n_bytes));
+    const auto there = bytes_of(piece, tensors[piece.tensor]);
+    changed == nullptr ? here.copy_(there, true) : there.copy_(here, true);
+    if (changed != nullptr) (*changed)[piece.tensor] = true;
+    at += static_cast<std::int64_t>(piece.n_bytes);
+  }
+}
+
 void pack(const std::vector<Piece>& chunk, const std::vector<at::Tensor>& tensors, const at::Tensor& memory) {
+  if (!memory.is_cpu()) return copy_on_device(chunk, tensors, memory, nullptr);
   auto* to = static_cast<std::byte*>(memory.mutable_data_ptr());
   for (const Piece& piece : chunk) {
     std::memcpy(to, static_cast<const std::byte*>(tensors[piece.tensor].const_data_ptr()) + piece.at,
@@ -61,6 +82,7 @@ void pack(const std::vector<Piece>& chunk, const std::vector<at::Tensor>& tensor
 // graph stay valid.
 void unpack(const std::vector<Piece>& chunk, const std::vector<at::Tensor>& tensors, const at::Tensor& memory,
             std::vector<bool>& changed) {
+  if (!memory.is_cpu()) return copy_on_device(chunk, tensors, memory, &changed);
   const auto* from = static_cast<const std::byte*>(memory.const_data_ptr());
   for (const Piece& piece : chunk) {
     auto* to = static_cast<std::byte*>(tensors[piece.tensor].mutable_data_ptr()) + piece.at;
@@ -90,16 +112,28 @@ void raise_forward_alone(const Error& error) {
 FlatBroadcast::FlatBroadcast(Group group, std::source_location where)
     : group_(std::move(group)), where_(where) {}
 
-at::Tensor FlatBroadcast::chunk_memory(std::size_t slot, std::size_t n_bytes) {
+at::Tensor FlatBroadcast::chunk_memory(std::size_t slot, std::size_t n_bytes, c10::Device device) {
   at::Tensor& memory = memory_[slot];
-  if (!memory.defined() || memory.nbytes() < n_bytes) {
+  if (!memory.defined() || memory.nbytes() < n_bytes || memory.device() != device) {
     memory.reset();  // back to the group first
-    memory = empty_shared({static_cast<std::int64_t>(n_bytes)}, at::kByte, {.group = group_});
+    memory =
+        empty_shared({static_cast<std::int64_t>(n_bytes)}, at::kByte, {.group = group_, .device = device});
   }
   return memory.narrow(0, 0, static_cast<std::int64_t>(n_bytes));
 }
 
+// Tensors of each device travel together. The order of devices is that of the tensors, the same on all ranks.
 void FlatBroadcast::run(const std::vector<at::Tensor>& whole, int root) {
+  std::vector<std::vector<at::Tensor>> by_device;
+  for (const at::Tensor& tensor : whole) {
+    const auto found = std::ranges::find_if(
+        by_device, [&](const auto& some) { return some.front().device() == tensor.device(); });
+    found == by_device.end() ? by_device.push_back({tensor}) : found->push_back(tensor);
+  }
+  for (const auto& some : by_device) run_on_device(some, root);
+}
+
+void FlatBroadcast::run_on_device(const std::vector<at::Tensor>& whole, int root) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const std::vector<at::Tensor> tensors = local_shards(whole);
   const bool is_root = group_->rank() == root;
@@ -118,7 +152,7 @@ void FlatBroadcast::run(const std::vector<at::Tensor>& whole, int root) {
   };
   for (std::size_t k = 0; k < chunks.size(); ++k) {
     if (k >= 2) land(k - 2);
-    flying[k % 2] = chunk_memory(k % 2, bytes_of(chunks[k]));
+    flying[k % 2] = chunk_memory(k % 2, bytes_of(chunks[k]), dense.front().device());
     if (is_root) pack(chunks[k], dense, flying[k % 2]);
     works[k % 2] =
         broadcast(flying[k % 2], {.group_src = root, .group = group_, .async_op = true, .where = where_});

@@ -35,7 +35,8 @@ class FlatBroadcast {
   void run(const std::vector<at::Tensor>& whole, int root = 0);
 
  private:
-  at::Tensor chunk_memory(std::size_t slot, std::size_t n_bytes);
+  at::Tensor chunk_memory(std::size_t slot, std::size_t n_bytes, c10::Device device);
+  void run_on_device(const std::vector<at::Tensor>& tensors, int root);
 
   const Group group_;
   const std::source_location where_;

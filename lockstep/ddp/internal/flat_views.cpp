@@ -15,13 +15,14 @@ FlatViews flat_views(const std::vector<at::Tensor>& like, const Group& group,
   std::int64_t n_elements = 0;
   for (const at::Tensor& tensor : like) n_elements += tensor.numel();
 
+  const EmptySharedOptions memory{.group = group, .device = like.front().device()};
   FlatViews made;
   at::Tensor typed;
   if (at::isComplexType(dtype)) {
-    made.flat = empty_shared({2 * n_elements}, c10::toRealValueType(dtype), {.group = group});
+    made.flat = empty_shared({2 * n_elements}, c10::toRealValueType(dtype), memory);
     typed = at::view_as_complex(made.flat.view({n_elements, 2}));
   } else {
-    made.flat = empty_shared({n_elements}, dtype, {.group = group});
+    made.flat = empty_shared({n_elements}, dtype, memory);
     typed = made.flat;
   }
   std::int64_t offset = 0;

@@ -11,9 +11,7 @@
 //
 // Of a sharded parameter the buckets hold the gradient's local piece, which like() describes.
 //
-// Future device buckets: flats, views and pool blocks are the only memory allocated here, so a DeviceStreams&
-// passed to the constructor, and used in make_bucket() and the pool, is all that gradients on another device
-// need.
+// All parameters are on one device, and so are flats and blocks.
 //
 // Thread safety: none; between passes, or on the thread that runs backward(). Pool blocks may be freed on any
 // thread.
@@ -76,6 +74,8 @@ class GradientBuckets final {
   void give_up_pool();
 
   std::size_t n_parameters() const { return parameters_.size(); }
+  // Of all gradients. Pre: there is a parameter.
+  c10::Device device() const { return items_.front().device; }
   // Has the sizes, strides and type of the gradient: the parameter, or this rank's piece of a sharded one.
   at::Tensor like(std::size_t index) const { return local_shard(parameters_[index]); }
   std::size_t size() const { return buckets_.size(); }

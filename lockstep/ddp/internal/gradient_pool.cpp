@@ -126,14 +126,17 @@ class PoolAllocator final : public c10::Allocator {
   std::unordered_map<const void*, Lent> lent_;  // guarded by mutex_
 };
 
-std::shared_ptr<GradientPool> GradientPool::create(Group group, const std::vector<std::size_t>& sizes) {
-  return std::shared_ptr<GradientPool>(new GradientPool(std::move(group), sizes));
+std::shared_ptr<GradientPool> GradientPool::create(Group group, const std::vector<std::size_t>& sizes,
+                                                   c10::Device device) {
+  return std::shared_ptr<GradientPool>(new GradientPool(std::move(group), sizes, device));
 }
 
-GradientPool::GradientPool(Group group, const std::vector<std::size_t>& sizes)
+GradientPool::GradientPool(Group group, const std::vector<std::size_t>& sizes, c10::Device device)
     : group_(std::move(group)),
+      device_(device),
       process_(::getpid()),
       smallest_(*std::min_element(sizes.begin(), sizes.end())) {
+  if (!device_.is_cpu()) return;  // no sizes: nothing is ever taken
   for (const std::size_t n_bytes : sizes) ++sizes_.try_emplace(n_bytes, Size{kSpare}).first->second.n_most;
   PoolAllocator::placed();
 }
@@ -141,6 +144,7 @@ GradientPool::GradientPool(Group group, const std::vector<std::size_t>& sizes)
 // Per thread: only allocations of the thread that runs backward() come from the pool, and only until the
 // graph task is over.
 void GradientPool::open() {
+  if (!device_.is_cpu()) return;
   shut();
   if (process_ == ::getpid()) opened = new std::shared_ptr<GradientPool>(shared_from_this());
 }
@@ -208,7 +212,7 @@ bool GradientPool::holds(const at::Tensor& gradient, const at::Tensor& parameter
   const c10::Storage& storage = gradient.storage();
   return gradient.storage_offset() == 0 && storage.nbytes() == gradient.nbytes() && !gradient.is_neg() &&
          gradient.strides() == parameter.strides() && gradient.is_non_overlapping_and_dense() &&
-         PoolAllocator::placed().lent_by(storage.data(), this);
+         (!device_.is_cpu() || PoolAllocator::placed().lent_by(storage.data(), this));
 }
 
 bool GradientPool::holds_whole(const at::Tensor& gradient, const at::Tensor& parameter,

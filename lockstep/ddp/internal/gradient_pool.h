@@ -13,6 +13,9 @@
 // Invariants: a block is lent to at most one tensor; of each size there are at most two more blocks than
 // gradients. A gradient that outlives the model keeps only its own block alive.
 //
+// Of gradients on a GPU there are no blocks: engines of device memory reduce any gradient where libtorch put it.
+// The pool then only makes memory for gradients that do not exist, and tells whose memory is whose.
+//
 // The allocator is installed once per process and stays; outside an announced backward pass it only forwards
 // requests (one thread-local load). If the program later installs another one, gradients are allocated
 // elsewhere and copied. A gradient that was partly reduced when an operation failed is neither the local one
@@ -34,8 +37,9 @@ namespace lockstep::internal {
 
 class GradientPool final : public std::enable_shared_from_this<GradientPool> {
  public:
-  // For gradients of these sizes in bytes, one entry per gradient; at least one.
-  static std::shared_ptr<GradientPool> create(Group group, const std::vector<std::size_t>& sizes);
+  // For gradients of these sizes in bytes, one entry per gradient, on a device; at least one.
+  static std::shared_ptr<GradientPool> create(Group group, const std::vector<std::size_t>& sizes,
+                                              c10::Device device = c10::kCPU);
   ~GradientPool() = default;
   GradientPool(const GradientPool&) = delete;
   GradientPool& operator=(const GradientPool&) = delete;
@@ -49,7 +53,7 @@ class GradientPool final : public std::enable_shared_from_this<GradientPool> {
   at::Tensor make(const at::Tensor& like);
   // Bytes in unused blocks.
   std::size_t free_bytes() const;
-  // The gradient is a whole block of this pool and has the parameter's layout.
+  // The gradient is a whole block of this pool, or a whole allocation on a GPU, and has the parameter's layout.
   bool holds(const at::Tensor& gradient, const at::Tensor& parameter) const;
   // And is its only user.
   // `incoming` is the tensor autograd produced, which the gradient may share, or undefined.
@@ -66,12 +70,13 @@ class GradientPool final : public std::enable_shared_from_this<GradientPool> {
     std::size_t n_made = 0;  // number of blocks
     std::vector<Block> free{};
   };
-  GradientPool(Group group, const std::vector<std::size_t>& sizes);
+  GradientPool(Group group, const std::vector<std::size_t>& sizes, c10::Device device);
   // Null: not a size of the pool, or no block available.
   void* take(std::size_t n_bytes);
   void give_back(Block block);
 
   const Group group_;
+  const c10::Device device_;
   const int process_;
   const std::size_t smallest_;
   mutable std::mutex mutex_;

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty_strided.h>
 
 #include <cstring>
@@ -56,6 +57,26 @@ void GradientTransfer::begin(const Pass& pass) {
   // What earlier passes left in Tensor::grad() must survive one of a context, which fills the buckets with
   // the context's.
   if (pass_.in_context && options_.views) buckets_.unalias();
+  // What a pass left that failed before it started its buckets.
+  into_.assign(buckets_.size(), {});
+  out_ = {};
+}
+
+void GradientTransfer::copy(Copies& collected, const at::Tensor& to, const at::Tensor& from) const {
+  if (to.is_cpu()) return copy_dense(to, from);
+  collected.to.push_back(to);
+  collected.from.push_back(from);
+}
+
+void GradientTransfer::run(Copies& collected) {
+  if (collected.to.empty()) return;
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  at::_foreach_copy_(collected.to, collected.from, /*non_blocking=*/true);
+  collected = {};
+}
+
+void GradientTransfer::flush(std::size_t b) {
+  run(into_[b]);
 }
 
 // ---- deposit ----
@@ -100,7 +121,7 @@ void GradientTransfer::copy_into(std::size_t index, const at::Tensor& view, cons
                         " has strides ", gradient.strides(), ", its bucket ", view.strides(),
                         "; this is not an error, but copying is slower. Logged once."));
   }
-  copy_dense(view, gradient);
+  copy(into_[buckets_.slot_of(index).bucket], view, gradient);
 }
 
 // A parameter without a gradient contributes zeros: the other ranks reduce the whole bucket in any case.
@@ -235,12 +256,12 @@ void GradientTransfer::hand_out(std::size_t index, const at::Tensor& view, at::T
                             "gradient_as_bucket_view nothing may replace .grad during backward()"));
     }
   } else if (gradient.defined() && gradient.scalar_type() == buckets_.own_type(index)) {
-    if (!same_memory(gradient, view)) copy_dense(gradient, view);
+    if (!same_memory(gradient, view)) copy(out_, gradient, view);
   } else if (!average.is_same(view)) {
     set(index, std::move(average));
   } else {
     at::Tensor fresh = at::empty_strided(view.sizes(), view.strides(), view.options());
-    copy_dense(fresh, view);
+    copy(out_, fresh, view);
     set(index, std::move(fresh));
   }
 }
@@ -248,6 +269,7 @@ void GradientTransfer::hand_out(std::size_t index, const at::Tensor& view, at::T
 // Of gradients that were reduced in place only .grad keeps the memory now; the next backward allocates from
 // the pool anew.
 void GradientTransfer::release(std::size_t b) {
+  run(out_);
   GradientBucket& bucket = buckets_[b];
   for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {
     if (buckets_.in_place(buckets_.indices(b)[slot])) bucket.views[slot].reset();

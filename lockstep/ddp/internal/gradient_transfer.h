@@ -14,8 +14,9 @@
 // Gradients are accessed only through the GradientAccess of the pass, which gives this rank's piece where the
 // parameter is sharded. Buckets are reused by every pass, but
 // gradients of a context must outlive its pass: those are never views of buckets.
-// Future device gradients: copies and casts run only here, so a DeviceStreams& passed to the constructor can
-// order them with gradient computation and reduction.
+// On a GPU copies are collected and made by one kernel per bucket: those into it when it is started (flush), those
+// out of it when it has been delivered (release). They run in the stream that autograd computed the gradient in,
+// which is current in its hooks, and in that of backward()'s caller, which is current at the end of the pass.
 // Thread safety: none; on the thread that runs backward().
 // Ownership: refers to buckets, parameters and the pass's access, which must outlive it.
 #pragma once
@@ -26,6 +27,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <vector>
 
 #include "lockstep/ddp/internal/gradient_buckets.h"
 #include "lockstep/ddp/internal/module_state.h"
@@ -61,6 +63,8 @@ class GradientTransfer final {
   // `incoming` is what autograd passed to the hook, if called from one. Raises kUsage or kUnsupported for a
   // gradient whose type, size or layout differs from its bucket's.
   void deposit(std::size_t index, const at::Tensor& incoming, Use use);
+  // Bucket b is about to be reduced: every copy into it is made or enqueued.
+  void flush(std::size_t b);
   // This rank contributes zeros to bucket b.
   void fill_zeros(std::size_t b);
   // The average in the parameter's bucket becomes its gradient. Raises kUsage when a view was replaced
@@ -82,6 +86,12 @@ class GradientTransfer final {
                         const at::Tensor& incoming);
   bool holds_alone(std::size_t index, const at::Tensor& gradient, const at::Tensor& incoming) const;
   void copy_into(std::size_t index, const at::Tensor& view, const at::Tensor& gradient);
+  // Now, or collected on a GPU. `to` is dense.
+  struct Copies {
+    std::vector<at::Tensor> to, from;
+  };
+  void copy(Copies& collected, const at::Tensor& to, const at::Tensor& from) const;
+  static void run(Copies& collected);
   void check(std::size_t index, const at::Tensor& gradient) const;
   void deliver_sparse(std::size_t index, Use use);
   void deliver_dense(std::size_t index, const at::Tensor& view, Use use);
@@ -95,6 +105,8 @@ class GradientTransfer final {
   Pass pass_;
   // Gradients that are views of a bucket and may be unused on all ranks: their values before the reduction.
   std::map<std::size_t, at::Tensor> saved_;
+  std::vector<Copies> into_;  // by bucket; a GPU's only
+  Copies out_;                // of the bucket that is being delivered; a GPU's only
   std::uint64_t n_in_place_ = 0;
   bool warned_strides_ = false;
 };

@@ -19,11 +19,19 @@ namespace {
 
 constexpr std::size_t kNamesInMessage = 20;
 
-void check_parameter(const at::Tensor& parameter, const std::string& name) {
-  if (parameter.device().is_cpu() && parameter.layout() == at::kStrided) return;
-  base::raise(ErrorKind::kUnsupported, base::cat("DistributedDataParallel: parameter ", name, " is a ",
-                                                 parameter.layout(), " tensor on ", parameter.device().str(),
-                                                 "; only dense parameters on the CPU are supported"));
+void check_parameter(const at::Tensor& parameter, const std::string& name, c10::Device device) {
+  const bool usable = device.is_cpu() || device.is_cuda();
+  if (!usable || parameter.layout() != at::kStrided) {
+    base::raise(
+        ErrorKind::kUnsupported,
+        base::cat("DistributedDataParallel: parameter ", name, " is a ", parameter.layout(), " tensor on ",
+                  parameter.device().str(), "; only dense parameters on the CPU or a GPU are supported"));
+  }
+  if (parameter.device() == device) return;
+  const bool one_type = parameter.device().type() == device.type();
+  base::raise(one_type ? ErrorKind::kUnsupported : ErrorKind::kUsage,
+              base::cat("DistributedDataParallel: parameter ", name, " is on ", parameter.device().str(),
+                        ", others are on ", device.str(), "; all parameters must be on one device"));
 }
 
 // Of other ranks' contexts, which this rank has no part in.
@@ -49,7 +57,8 @@ std::shared_ptr<Reducer> Reducer::create(std::vector<at::Tensor> parameters, std
     base::raise(ErrorKind::kUsage, "Reducer: one name per parameter is required");
   if (!options.sparse.empty() && options.sparse.size() != parameters.size())
     base::raise(ErrorKind::kUsage, "Reducer: `sparse` has one entry per parameter, or none");
-  for (std::size_t i = 0; i < parameters.size(); ++i) check_parameter(parameters[i], names[i]);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    check_parameter(parameters[i], names[i], parameters.front().device());
   return std::shared_ptr<Reducer>(new Reducer({std::move(names), std::move(parameters)}, std::move(options)));
 }
 

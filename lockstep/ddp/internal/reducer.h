@@ -34,7 +34,7 @@
 // A rank that has exhausted its input shadows the others' passes (join.h): shadow().
 //
 // Thread safety: none needed, hence no locks. Gradients of CPU parameters arrive in the thread that called
-// backward(); forward and backward of one model must not run at the same time. Only blocks of the pool may be
+// backward(), those of a GPU in libtorch's one thread for that device, while the caller waits for it; forward and backward of one model must not run at the same time. Only blocks of the pool may be
 // freed on other threads. Ownership: keeps its group and its parameters alive; its hooks are removed with it.
 // Callbacks queued in the engine share ownership of it.
 #pragma once
@@ -99,7 +99,8 @@ struct ReducerOptions {
 class Reducer final : public std::enable_shared_from_this<Reducer> {
  public:
   // names[i] is parameters[i]'s name, for messages. Raises kUnsupported for a parameter that is not a dense
-  // tensor on the CPU, kResource when bucket memory cannot be allocated.
+  // tensor on the CPU or a GPU, or on another GPU than the first; kUsage for one on another type of device;
+  // kResource when bucket memory cannot be allocated.
   static std::shared_ptr<Reducer> create(std::vector<at::Tensor> parameters, std::vector<std::string> names,
                                          ReducerOptions options);
   ~Reducer() = default;

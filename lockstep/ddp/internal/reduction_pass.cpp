@@ -94,6 +94,7 @@ void ReductionPass::start_full_buckets() {
     const std::size_t b = n_started_;
     try {
       parts_.timer.bucket_started(b);
+      parts_.transfer.flush(b);
       if (!progress_[b].skipped) parts_.exchange.start(b, begin_.divisor, is_last_for_hook(b));
     } catch (...) {
       raise_while(base::cat("starting to reduce bucket ", b, " of ", progress_.size()));

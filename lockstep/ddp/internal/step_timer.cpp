@@ -88,6 +88,11 @@ void StepTimer::await_future(std::size_t b, const GradFuture& future) {
 
 void StepTimer::note_done(std::size_t b, const Work& work) {
   if (work.sequence_number() == 0) return;  // nothing was started
+  if (!work.done()) {
+    // On a GPU: a stream waits for it, not this thread, and its end is not known yet.
+    now_.buckets[b].done = stamp();
+    return;
+  }
   double ms = 0;
   try {
     ms = work.duration();

@@ -17,7 +17,8 @@ namespace lockstep::internal {
 class BucketScratch {
  public:
   explicit BucketScratch(Group group) : group_(std::move(group)) {}
-  at::Tensor get(std::size_t bucket, std::int64_t n, at::ScalarType dtype);
+  // As long as `like`, and on its device.
+  at::Tensor get(std::size_t bucket, const at::Tensor& like, at::ScalarType dtype);
 
  private:
   const Group group_;

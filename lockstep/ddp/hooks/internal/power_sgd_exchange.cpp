@@ -15,6 +15,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/hooks/internal/average.h"
+#include "lockstep/tensor/detail/device_stream.h"
 
 namespace lockstep::internal {
 namespace {
@@ -24,9 +25,9 @@ bool fits(const at::Tensor& kept, std::int64_t n, at::ScalarType dtype) {
 }
 
 // `kept` when it fits, else new memory in its place, the group's. True when it is new.
-bool ensure(at::Tensor& kept, std::int64_t n, at::ScalarType dtype, const Group& group) {
-  if (fits(kept, n, dtype)) return false;
-  kept = empty_shared({n}, dtype, {.group = group});
+bool ensure(at::Tensor& kept, std::int64_t n, const at::Tensor& like, const Group& group) {
+  if (fits(kept, n, like.scalar_type())) return false;
+  kept = empty_shared({n}, like.scalar_type(), {.group = group, .device = like.device()});
   return true;
 }
 
@@ -45,7 +46,8 @@ PowerSGDExchange::PowerSGDExchange(std::shared_ptr<PowerSGDState> state, GradBuc
       bucket_(bucket.index()),
       buffer_(bucket.buffer()),
       whole_(buffer_),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get())) {
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(),
+                                                       future_devices(buffer_.device()))) {
   form == PowerSGDState::Form::kPerMatrix ? lay_out(bucket) : lay_out_square();
   count();
 }
@@ -123,8 +125,8 @@ void PowerSGDExchange::add_error() {
 
 void PowerSGDExchange::make_room() {
   const Group& group = state_->options_.group;
-  ensure(memory_.p, n_p_ + n_plain_, whole_.scalar_type(), group);
-  const bool new_q = ensure(memory_.q, n_q_, whole_.scalar_type(), group);
+  ensure(memory_.p, n_p_ + n_plain_, whole_, group);
+  const bool new_q = ensure(memory_.q, n_q_, whole_, group);
   std::int64_t p_at = 0, q_at = 0;
   for (Batch& batch : matrices_) {
     const auto n = static_cast<std::int64_t>(batch.at.size());
@@ -150,7 +152,9 @@ void PowerSGDExchange::make_room() {
 void PowerSGDExchange::draw(bool fresh) {
   const at::Generator generator = at::detail::createCPUGenerator(state_->seeds_->next());
   for (Batch& batch : matrices_) {
-    const at::Tensor random = at::randn(batch.q.sizes(), generator, batch.q.options());
+    // Drawn on the CPU, wherever they are used: the same numbers on every device.
+    const at::Tensor random =
+        at::randn(batch.q.sizes(), generator, batch.q.options().device(c10::kCPU)).to(batch.q.device());
     fresh ? void(batch.q.copy_(random)) : replace_dead_columns(batch.q, random);
   }
 }
