@@ -102,7 +102,9 @@ transport::Message message(MessageKind kind, Input input) {
 void answer(Agent& agent, Input input) {
   using Value = std::tuple<int, std::string, std::vector<Node>>;
   try {
-    internal::decode_value(agent, 0, 1, input, {},
+    const Agent::Answer received{.body = transport::owned_blob(Bytes(input.begin(), input.end()))};
+    object::DeviceTransit transit;
+    internal::decode_value(agent, 0, 1, received, transit,
                            [](object::Decoder& decoder) { object::read<Value>(decoder); });
   } catch (const Error&) {
   }

@@ -51,9 +51,13 @@ void AutogradService::serve_plan(rpc::Request request) {
 void AutogradService::send_gradients(const std::shared_ptr<Pass>& pass, const RecvNode& from,
                                      const variable_list& gradients) {
   rpc::Payload payload;
+  // The way back of the tensors whose gradients these are.
+  const rpc::DeviceRoute route(agent_, from.from(), rpc::opposite(from.leg()));
+  object::DeviceTransit transit{.targets = &route};
   auto writer = with_head(pass->head());
-  writer.put(from.message()).raw(lockstep::encode(gradients, payload.blobs));
+  writer.put(from.message()).raw(lockstep::encode(gradients, payload.blobs, &transit));
   payload.body = writer.take();
+  payload.copies = std::move(transit.copies);
   agent_.request(from.from(), rpc::MessageKind::kBackward, std::move(payload), timeout_of(*pass),
                  "gradients of a backward pass",
                  [this, pass, to = from.from()](rpc::Agent::Answer*, const rpc::CallFailure* failure) {
@@ -73,8 +77,10 @@ void AutogradService::serve_gradients(rpc::Request request) {
       return;
     }
     pass = enter(head);
-    start = pass->take(
-        message, lockstep::decode<variable_list>(request.body().subspan(reader.position()), request.blobs()));
+    object::DeviceTransit
+        transit;  // until they are taken: the pass is ordered after the copies to the device
+    start = pass->take(message, lockstep::decode<variable_list>(request.body().subspan(reader.position()),
+                                                                request.blobs(), &transit));
     request.answer({});
   } catch (...) {
     request.answer_failure(rpc::current_call_failure());

@@ -5,12 +5,36 @@
 #include "lockstep/autograd/internal/pass.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/tensor/detail/device_stream.h"
 
 namespace lockstep::autograd::internal {
+namespace {
+
+// It was made in a stream of the pass; the reader uses it in its own.
+void note_reader(const at::Tensor& gradient) {
+  if (!gradient.defined() || gradient.is_cpu() || !lockstep::internal::has_streams(gradient.device().type()))
+    return;
+  lockstep::internal::record_use(gradient, lockstep::internal::current_stream(gradient.device()));
+}
+
+}  // namespace
+
+void ContextState::order_reader() const {
+  for (const auto& events : events_) events->order();
+}
+
+void ContextState::add_events(std::shared_ptr<object::DeviceEvents> events) {
+  if (!events) return;
+  const std::lock_guard lock(mutex_);
+  events_.push_back(std::move(events));
+}
 
 at::Tensor ContextState::get(const at::Tensor& parameter) const {
   const std::lock_guard lock(mutex_);
-  return gradients_.find(parameter);
+  order_reader();
+  at::Tensor gradient = gradients_.find(parameter);
+  note_reader(gradient);
+  return gradient;
 }
 
 void ContextState::set(const at::Tensor& parameter, at::Tensor gradient) {
@@ -32,6 +56,8 @@ void ContextState::accumulate(const at::Tensor& variable, const at::Tensor& grad
 
 Gradients ContextState::gradients() const {
   const std::lock_guard lock(mutex_);
+  order_reader();
+  for (const auto& entry : gradients_) note_reader(entry.gradient);
   return gradients_;
 }
 

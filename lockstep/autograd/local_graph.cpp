@@ -1,6 +1,7 @@
 #include "lockstep/autograd/internal/local_graph.h"
 
 #include <ATen/ops/zeros.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
@@ -9,11 +10,33 @@
 #include "lockstep/autograd/internal/context_state.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/tensor/detail/device_stream.h"
 
 namespace lockstep::autograd::internal {
 
 using torch::autograd::AccumulateGrad;
 using torch::autograd::Edge;
+using torch::autograd::InputBuffer;
+
+namespace {
+
+// Of the forward operation. Asked only where libtorch has GPUs: its own question for them is answered once for ever.
+std::optional<c10::Stream> stream_of(torch::autograd::Node& node) {
+  return lockstep::internal::device_count(c10::kCUDA) > 0 ? node.stream() : std::nullopt;
+}
+
+// What InputBuffer::add left to be waited for before the gradients are used in `stream`.
+void await_ready(const InputBuffer& inputs, const std::optional<c10::Stream>& stream) {
+  for (std::size_t i = 0; i < inputs.ready_events.size(); ++i) {
+    if (!inputs.ready_events[i] || !inputs.buffer[i].defined()) continue;
+    const c10::Stream consumer =
+        stream ? *stream : lockstep::internal::current_stream(inputs.buffer[i].device());
+    if (inputs.ready_streams[i] && *inputs.ready_streams[i] == consumer) continue;
+    inputs.ready_events[i]->block(consumer);
+  }
+}
+
+}  // namespace
 
 // A root may be entered twice (two losses with one node): its gradients add up, so each entry counts.
 void LocalGraph::enter_root(const Edge& root) {
@@ -57,26 +80,30 @@ std::vector<const RecvNode*> LocalGraph::take_reached() {
 }
 
 void LocalGraph::deliver(const Edge& to, at::Tensor gradient) {
+  deliver_from(std::nullopt, to, std::move(gradient));
+}
+
+void LocalGraph::deliver_from(const std::optional<c10::Stream>& stream, const Edge& to, at::Tensor gradient) {
   Node& node = *to.function;
   const auto found = states_.find(&node);
   // A node whose hooks add edges while the pass runs.
   if (found == states_.end()) base::raise(ErrorKind::kUsage, "the graph changed during a backward pass");
   State& state = found->second;
   if (!state.gradients) state.gradients.emplace(node.num_inputs());
-  // Adds up, as libtorch's InputBuffer does. No streams: the pass runs on the CPU.
-  state.gradients->add(to.input_nr, std::move(gradient), std::nullopt, std::nullopt, &node);
+  // Adds up, as libtorch's InputBuffer does, which orders the streams of GPU tensors.
+  state.gradients->add(to.input_nr, std::move(gradient), stream, stream_of(node), &node);
   if (--state.n_missing > 0) return;
-  variable_list gradients = std::move(state.gradients->buffer);
+  InputBuffer gradients = std::move(*state.gradients);
   state.gradients.reset();
   push(to.function, std::move(gradients));
 }
 
 void LocalGraph::start(SendNode& send, variable_list gradients) {
-  push(send.getptr(), std::move(gradients));
+  push(send.getptr(), InputBuffer(std::move(gradients)));
 }
 
 // A heap by sequence number, highest first: later forward operations run first, as in libtorch's engine.
-void LocalGraph::push(compat::NodePtr node, variable_list gradients) {
+void LocalGraph::push(compat::NodePtr node, InputBuffer gradients) {
   ready_.push_back({.node = std::move(node), .gradients = std::move(gradients)});
   std::push_heap(ready_.begin(), ready_.end());
 }
@@ -87,11 +114,23 @@ void LocalGraph::run_one() {
   Ready next = std::move(ready_.back());
   ready_.pop_back();
   Node& node = *next.node;
-  variable_list results = call(node, std::move(next.gradients));
+  const auto stream = stream_of(node);
+  const c10::OptionalStreamGuard in_stream(stream);
+  await_ready(next.gradients, stream);
+  variable_list results = call(node, std::move(next.gradients.buffer));
+  if (stream && node.next_edges().empty() && std::ranges::find(leaf_streams_, *stream) == leaf_streams_.end())
+    leaf_streams_.push_back(*stream);
   if (!retain_graph_) node.release_variables();
   for (std::size_t i = 0; i < results.size(); ++i) {
     const Edge& edge = node.next_edge(i);
-    if (edge.is_valid()) deliver(edge, std::move(results[i]));
+    if (edge.is_valid()) deliver_from(stream, edge, std::move(results[i]));
+  }
+}
+
+// As libtorch's engine at the end of a pass: gradients are complete in the streams of whoever started it.
+void LocalGraph::join_streams() {
+  for (const auto& leaf : std::exchange(leaf_streams_, {})) {
+    lockstep::internal::order(leaf, lockstep::internal::current_stream(leaf.device()));
   }
 }
 

@@ -22,11 +22,16 @@ void SendNode::use_up() {
 }
 
 // Ready gradients travel before anything else is computed.
-RecvNode::RecvNode(std::uint64_t context, WorkerId from, std::uint64_t message)
-    : Node(std::numeric_limits<std::uint64_t>::max()), context_(context), from_(from), message_(message) {}
+RecvNode::RecvNode(std::uint64_t context, WorkerId from, std::uint64_t message, rpc::Leg leg)
+    : Node(std::numeric_limits<std::uint64_t>::max()),
+      context_(context),
+      from_(from),
+      message_(message),
+      leg_(leg) {}
 
-compat::NodeOwner<RecvNode> RecvNode::make(std::uint64_t context, WorkerId from, std::uint64_t message) {
-  return compat::own_node(new RecvNode(context, from, message));
+compat::NodeOwner<RecvNode> RecvNode::make(std::uint64_t context, WorkerId from, std::uint64_t message,
+                                           rpc::Leg leg) {
+  return compat::own_node(new RecvNode(context, from, message, leg));
 }
 
 variable_list RecvNode::apply(variable_list&& gradients) {

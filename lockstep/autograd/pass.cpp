@@ -114,6 +114,7 @@ void Pass::open() {
 // True for exactly one caller, the first: it runs this worker's part. Everything about the message is checked
 // here, before the runner sees it, so that what is wrong is answered to the worker that sent it.
 bool Pass::take(std::uint64_t message, variable_list gradients) {
+  auto events = object::record_device_events();
   std::unique_lock lock(mutex_);
   if (failed()) return false;
   open();
@@ -134,7 +135,7 @@ bool Pass::take(std::uint64_t message, variable_list gradients) {
   // (use_up_sends).
   found->second.arrived = true;
   if (!head_.retain_graph) node.mark_used();
-  incoming_.emplace_back(&node, std::move(gradients));
+  incoming_.push_back({.node = node, .gradients = std::move(gradients), .events = std::move(events)});
   const bool start = !std::exchange(running_, true);
   ring(lock);
   return start;
@@ -165,7 +166,9 @@ void Pass::run(const edge_list& roots, variable_list gradients) {
     run_in_engine([&] {
       for (std::size_t i = 0; i < roots.size(); ++i) graph_.deliver(roots[i], std::move(gradients[i]));
       while (next()) graph_.run_one();
+      graph_.join_streams();
     });
+    context_->add_events(object::record_device_events());
   } catch (...) {
     use_up_sends();
     throw;
@@ -182,7 +185,9 @@ bool Pass::next() {
       const std::lock_guard lock(mutex_);
       if (failure_) raise_stopped();
       for (; !incoming_.empty(); incoming_.pop_front()) {
-        graph_.start(*incoming_.front().first, std::move(incoming_.front().second));
+        auto& [node, arrived, events] = incoming_.front();
+        if (events) events->order();  // blocks no thread
+        graph_.start(node, std::move(arrived));
         --n_to_come_;
       }
     }

@@ -266,7 +266,7 @@ Bytes AutogradService::encode(std::uint64_t context, WorkerId to, const std::fun
   return writer.take();
 }
 
-void AutogradService::decode(std::uint64_t context, WorkerId from,
+void AutogradService::decode(std::uint64_t context, WorkerId from, rpc::Leg leg,
                              std::span<const std::uint8_t> extension_bytes,
                              const std::function<void()>& decode) {
   base::ByteReader reader(extension_bytes);
@@ -279,7 +279,7 @@ void AutogradService::decode(std::uint64_t context, WorkerId from,
     return;
   }
   note_worker(*state, from);
-  Received received(RecvNode::make(context, from, message));
+  Received received(RecvNode::make(context, from, message, leg));
   {
     const object::TensorScope::Use use(&received);
     decode();

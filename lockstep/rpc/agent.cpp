@@ -9,6 +9,7 @@
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/detail/rref_manager.h"
 #include "lockstep/rpc/gather.h"
+#include "lockstep/rpc/internal/device_directory.h"
 #include "lockstep/rpc/internal/pool.h"
 #include "lockstep/rpc/internal/shutdown_barrier.h"
 #include "lockstep/rpc/internal/worker_directory.h"
@@ -55,6 +56,7 @@ Agent::Agent(AgentOptions options, std::unique_ptr<transport::Transport> transpo
     : options_(std::move(options)),
       transport_(std::move(transport)),
       directory_(std::make_unique<internal::WorkerDirectory>()),
+      devices_(std::make_unique<internal::DeviceDirectory>(options_.self, options_.device_maps)),
       rpc_timeout_ms_(options_.rpc_timeout.count()),
       next_id_(first_id()),
       earliest_ns_(Deadline::never().monotonic_ns()) {
@@ -84,11 +86,12 @@ Milliseconds Agent::timeout_or_default(const std::optional<Milliseconds>& timeou
 
 // The directory and the services first: as soon as the transport knows the peer its messages are delivered,
 // and must find it known.
-void Agent::add_worker(const WorkerInfo& info, const Bytes& address) {
+void Agent::add_worker(const WorkerInfo& info, const Bytes& address, const DeviceMap& map) {
   if (info.id == options_.self.id) return;
   // Known before its first message can arrive; found only when messages to it have a way, which its first
   // message proves as well (take()).
   const std::uint64_t incarnation = directory_->add(info);
+  devices_->set(info.id, map);
   ++n_joining_;
   try {
     for (const auto& service : services_) service->on_joined(info.id);
@@ -114,6 +117,9 @@ WorkerInfo Agent::find(const Worker& worker) const {
 }
 WorkerInfo Agent::info(WorkerId id) const {
   return directory_->info(id);
+}
+int Agent::device_target(WorkerId to, Leg leg, int index) const {
+  return devices_->target(info(to), leg, index);
 }
 std::vector<WorkerInfo> Agent::workers() const {
   return directory_->present();

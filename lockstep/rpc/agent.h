@@ -25,6 +25,7 @@
 
 #include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/rank_thread.h"
+#include "lockstep/rpc/device_map.h"
 #include "lockstep/rpc/future.h"
 #include "lockstep/rpc/message_kind.h"
 #include "lockstep/transport/transport.h"
@@ -32,6 +33,7 @@
 namespace lockstep::rpc {
 
 namespace internal {
+class DeviceDirectory;
 class Pool;
 class WorkerDirectory;
 
@@ -51,6 +53,8 @@ struct Payload {
   Bytes body{};
   object::Blobs blobs{};
   std::shared_ptr<internal::SendGuard> guard{};
+  // Of tensors on devices into the blobs: it is sent when they are over. Null: it is complete.
+  std::shared_ptr<object::DeviceCopies> copies{};
 };
 
 // An incoming request. Answered once, from any thread, at any time; one that is dropped unanswered fails at
@@ -104,8 +108,9 @@ class CallExtension {
   // Runs `encode`, which writes arguments or a result for `to`, in autograd context `context` (not 0); what
   // it returns is sent along, and passed to decode() there.
   virtual Bytes encode(std::uint64_t context, WorkerId to, const std::function<void()>& encode) = 0;
-  virtual void decode(std::uint64_t context, WorkerId from, std::span<const std::uint8_t> extension_bytes,
-                      const std::function<void()>& decode) = 0;
+  // `leg`: on which `from` sent it.
+  virtual void decode(std::uint64_t context, WorkerId from, Leg leg,
+                      std::span<const std::uint8_t> extension_bytes, const std::function<void()>& decode) = 0;
 };
 
 // What a layer above adds to an agent: called once per agent while it is constructed, before it has threads.
@@ -118,6 +123,8 @@ struct AgentOptions {
   int num_worker_threads = 16;
   Milliseconds rpc_timeout{60'000};  // of calls that give none; kNoTimeout: none
   base::RankThread* rank = nullptr;  // that its threads act for
+  DeviceMaps device_maps{};          // as in RpcOptions; checked
+  std::vector<int> devices{};
   std::vector<Extension> extensions{};
 };
 
@@ -135,8 +142,8 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   // Of one call: rpc_timeout() when unset. Raises kUsage unless it is positive.
   Milliseconds timeout_or_default(const std::optional<Milliseconds>& timeout) const;
 
-  // The workers of the group. find raises kUsage naming them.
-  void add_worker(const WorkerInfo& info, const Bytes& address);
+  // The workers of the group. find raises kUsage naming them. `map`: the device map of its calls to this worker.
+  void add_worker(const WorkerInfo& info, const Bytes& address, const DeviceMap& map = {});
   // The worker left by shutdown, or is considered lost. Pending calls to it fail; services are notified as of
   // a loss, with `cause`.
   void remove_worker(WorkerId id, const std::string& cause = "it left");
@@ -146,6 +153,8 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   std::vector<WorkerId> gone() const;
   // Of a worker that may be gone; a placeholder name for a number that was never used.
   WorkerInfo info(WorkerId id) const;
+  // The GPU of `to` for a tensor that is on cuda:`index` here. Raises kUsage when no map names one.
+  int device_target(WorkerId to, Leg leg, int index) const;
   // How others reach this one.
   Bytes address() const { return transport_->address(); }
   // From now on the end of another worker is expected: not logged as a loss.
@@ -258,6 +267,12 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   void note_unreachable(WorkerId to, const Failure& failure);
   void expire();
   void note_deadline(Deadline deadline);
+  // A request whose pending entry exists: sends it, or ends it with what went wrong.
+  void send_request(WorkerId to, MessageKind kind, std::uint64_t id, Payload payload, Deadline deadline,
+                    const std::string& what);
+  // On a thread of the agent, when the payload's copies are over.
+  void send_when_copied(WorkerId to, MessageKind kind, std::uint64_t id, const Payload& payload,
+                        Deadline deadline, const std::string& what);
   // What it failed with, if it did; logged unless the worker is gone.
   std::optional<Failure> send_answer(WorkerId to, transport::Message message) noexcept;
   // Nothing when there is none, or it waits for another worker than `from`.
@@ -270,6 +285,7 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   const AgentOptions options_;
   const std::unique_ptr<transport::Transport> transport_;
   const std::unique_ptr<internal::WorkerDirectory> directory_;
+  const std::unique_ptr<internal::DeviceDirectory> devices_;
   std::atomic<std::int64_t> rpc_timeout_ms_;
   std::atomic<std::uint64_t> next_id_;  // starts anywhere: a worker number that is reused repeats no ids
   std::atomic<bool> closed_{false};
@@ -286,6 +302,18 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   std::unordered_map<std::uint64_t, Pending> pending_ LOCKSTEP_GUARDED_BY(mutex_);
   std::atomic<std::int64_t> earliest_ns_;  // no deadline of pending_ is before it
   std::unique_ptr<internal::Pool> pool_;   // last: its threads use everything above
+};
+
+// The targets of a message from `agent` to `to`.
+class DeviceRoute final : public object::DeviceTargets {
+ public:
+  DeviceRoute(const Agent& agent, WorkerId to, Leg leg) : agent_(agent), to_(to), leg_(leg) {}
+  int target(int index) const override { return agent_.device_target(to_, leg_, index); }
+
+ private:
+  const Agent& agent_;
+  const WorkerId to_;
+  const Leg leg_;
 };
 
 // This rank's agent. Raises kUsage naming `what` when init_rpc was not called, or shutdown was.

@@ -8,6 +8,7 @@
 
 #include "lockstep/base/detail/text.h"
 #include "lockstep/rpc/agent.h"
+#include "lockstep/rpc/internal/copy_wait.h"
 #include "lockstep/rpc/internal/pool.h"
 #include "lockstep/rpc/internal/worker_directory.h"
 
@@ -17,6 +18,7 @@ namespace {
 constexpr std::int64_t kNeverNs = std::numeric_limits<std::int64_t>::max();
 // A request without a timeout does not wait for ever for a connection.
 constexpr Milliseconds kConnect{30'000};
+constexpr std::chrono::microseconds kSmallCopy{100};
 // Of request_again.
 constexpr Milliseconds kFirstPause{1000};
 constexpr double kGrowth = 1.5;
@@ -26,6 +28,15 @@ transport::Message make_message(std::uint8_t kind, std::uint64_t id, Payload pay
           .id = id,
           .body = transport::owned_blob(std::move(payload.body)),
           .blobs = std::move(payload.blobs)};
+}
+
+// A small copy is over before another thread would have been woken for it.
+bool over_soon(object::DeviceCopies& copies) {
+  const Deadline limit = Deadline::after(kSmallCopy);
+  while (!copies.over()) {
+    if (limit.expired()) return false;
+  }
+  return true;
 }
 
 struct Retry {
@@ -70,45 +81,74 @@ void try_once(const std::shared_ptr<Retry>& retry) {
 
 }  // namespace
 
+// A message with tensors of devices is sent by a thread of the agent when they are copied, unless that takes no time
+// worth a switch of threads: its caller goes on meanwhile.
 void Agent::request(WorkerId to, MessageKind kind, Payload payload, Milliseconds timeout,
                     const std::string& what, OnAnswer on_answer, const internal::FutureBase* future) {
   const Deadline deadline = Deadline::after(timeout);
   const std::uint64_t id = new_id();
+  {
+    base::MutexLock lock(mutex_);
+    if (closed()) {
+      lock.unlock();
+      const CallFailure value{.failure = {.kind = ErrorKind::kAborted,
+                                          .message = base::cat(what, ": the RPC agent was shut down")}};
+      on_answer(nullptr, &value);
+      return;
+    }
+    // Before it is sent: the answer may arrive before send() returns, on another thread.
+    pending_.emplace(id, Pending{.on_answer = std::move(on_answer),
+                                 .to = to,
+                                 .deadline = deadline,
+                                 .timeout = timeout,
+                                 .what = what,
+                                 .future = future});
+  }
+  note_deadline(deadline);
+  if (!payload.copies || over_soon(*payload.copies)) {
+    send_request(to, kind, id, std::move(payload), deadline, what);
+    return;
+  }
+  run([self = shared_from_this(), to, kind, id, payload = std::move(payload), deadline, what] {
+    self->send_when_copied(to, kind, id, payload, deadline, what);
+  });
+}
+
+void Agent::send_when_copied(WorkerId to, MessageKind kind, std::uint64_t id, const Payload& payload,
+                             Deadline deadline, const std::string& what) {
+  try {
+    internal::wait_for_copies(*this, *payload.copies, deadline);
+  } catch (...) {
+    const CallFailure value = current_call_failure();
+    if (const auto pending = take_pending(id)) end_call(*pending, nullptr, &value);
+    return;
+  }
+  {
+    const base::MutexLock lock(mutex_);
+    if (!pending_.contains(id)) return;  // it ended meanwhile: its caller knows that it was not sent in time
+  }
+  send_request(to, kind, id, payload, deadline, what);
+}
+
+void Agent::send_request(WorkerId to, MessageKind kind, std::uint64_t id, Payload payload, Deadline deadline,
+                         const std::string& what) {
   // The guard is kept until the message is sent: if it is not, the forks that the message carried are given
   // back with it.
   const auto guard = std::move(payload.guard);
-  std::optional<Failure> failure;
-  {
-    const base::MutexLock lock(mutex_);
-    if (closed()) {
-      failure =
-          Failure{.kind = ErrorKind::kAborted, .message = base::cat(what, ": the RPC agent was shut down")};
-    } else {
-      // Before it is sent: the answer may arrive before send() returns, on another thread.
-      pending_.emplace(id, Pending{.on_answer = on_answer,
-                                   .to = to,
-                                   .deadline = deadline,
-                                   .timeout = timeout,
-                                   .what = what,
-                                   .future = future});
-    }
-  }
+  auto failure = transport_->send(to, make_message(static_cast<std::uint8_t>(kind), id, std::move(payload)),
+                                  deadline.is_never() ? Deadline::after(kConnect) : deadline);
   if (!failure) {
-    note_deadline(deadline);
-    failure = transport_->send(to, make_message(static_cast<std::uint8_t>(kind), id, std::move(payload)),
-                               deadline.is_never() ? Deadline::after(kConnect) : deadline);
-    if (!failure) {
-      if (guard) guard->sent();
-      return;
-    }
-    if (!take_pending(id)) return;  // take_loss or close had it first, and has reported it
-    if (failure->kind == ErrorKind::kPeerLost) {
-      note_unreachable(to, *failure);
-      failure = directory_->lost(to, what);
-    }
+    if (guard) guard->sent();
+    return;
+  }
+  const auto pending = take_pending(id);
+  if (!pending) return;  // take_loss or close had it first, and has reported it
+  if (failure->kind == ErrorKind::kPeerLost) {
+    note_unreachable(to, *failure);
+    failure = directory_->lost(to, what);
   }
   const CallFailure value{.failure = std::move(*failure)};
-  on_answer(nullptr, &value);
+  pending->on_answer(nullptr, &value);
 }
 
 Future<Agent::Answer> Agent::request(WorkerId to, MessageKind kind, Payload payload, Milliseconds timeout,

@@ -50,11 +50,13 @@ Payload encode_call(const OutgoingCall& call) {
   // releases them; once guard() has been called the message does.
   const auto context = this_call().autograd_context;
   SendScope scope(*call.agent, call.to.id);
+  const DeviceRoute route(*call.agent, call.to.id, Leg::kRequest);
+  object::DeviceTransit transit{.targets = &route};
   Payload payload;
   Bytes extension_bytes;
   Bytes object;
   const auto encode = [&] {
-    object::Encoder encoder(&payload.blobs);
+    object::Encoder encoder(&payload.blobs, &transit);
     call.encode(encoder);
     object = encoder.take();
   };
@@ -75,6 +77,7 @@ Payload encode_call(const OutgoingCall& call) {
       .raw(object);
   payload.body = writer.take();
   payload.guard = scope.guard();
+  payload.copies = std::move(transit.copies);
   return payload;
 }
 
@@ -124,11 +127,13 @@ CallHead read_value_head(std::span<const std::uint8_t> body) {
 Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
                      const std::function<void(object::Encoder&)>& encode, const ProfileLog* profile) {
   SendScope scope(agent, to);
+  const DeviceRoute route(agent, to, Leg::kAnswer);
+  object::DeviceTransit transit{.targets = &route};
   Payload payload;
   Bytes extension_bytes;
   Bytes object;
   const auto write = [&] {
-    object::Encoder encoder(&payload.blobs);
+    object::Encoder encoder(&payload.blobs, &transit);
     encode(encoder);
     object = encoder.take();
   };
@@ -149,16 +154,26 @@ Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
       .raw(object);
   payload.body = writer.take();
   payload.guard = scope.guard();
+  payload.copies = std::move(transit.copies);
   return payload;
 }
 
 namespace {
 
-void decode_object(Agent& agent, std::uint64_t context, WorkerId from,
-                   std::span<const std::uint8_t> extension_bytes, std::span<const std::uint8_t> object,
-                   const object::Blobs& blobs, const std::function<void(object::Decoder&)>& decode) {
+// An object that arrived, and what came with it.
+struct Arrived {
+  std::uint64_t context;
+  WorkerId from;
+  Leg leg;
+  const CallHead& head;
+  const object::Blobs& blobs;
+};
+
+void decode_object(Agent& agent, const Arrived& arrived, object::DeviceTransit& transit,
+                   const std::function<void(object::Decoder&)>& decode) {
+  const auto extension_bytes = arrived.head.extension_bytes;
   const auto read = [&] {
-    object::Decoder decoder(object, blobs);
+    object::Decoder decoder(arrived.head.object, arrived.blobs, &transit);
     decode(decoder);
     decoder.finish();
   };
@@ -174,18 +189,20 @@ void decode_object(Agent& agent, std::uint64_t context, WorkerId from,
         "a call arrived with an autograd context, and this program has no distributed autograd: include "
         "lockstep/autograd/autograd.h (or lockstep/lockstep.h)");
   }
-  extension->decode(context, from, extension_bytes, read);
+  extension->decode(arrived.context, arrived.from, arrived.leg, extension_bytes, read);
 }
 
 }  // namespace
 
 // The RRefs of the answer are received even if decoding fails: their forks exist at this worker from the
 // moment of arrival.
-void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<const std::uint8_t> body,
-                  const object::Blobs& blobs, const std::function<void(object::Decoder&)>& decode) {
-  const CallHead head = read_value_head(body);
+void decode_value(Agent& agent, std::uint64_t context, WorkerId from, const Agent::Answer& answer,
+                  object::DeviceTransit& transit, const std::function<void(object::Decoder&)>& decode) {
+  const CallHead head = read_value_head(answer.body.bytes);
   const ReceiveScope scope(agent, from, head.rrefs);
-  decode_object(agent, context, from, head.extension_bytes, head.object, blobs, decode);
+  decode_object(agent,
+                {.context = context, .from = from, .leg = Leg::kAnswer, .head = head, .blobs = answer.blobs},
+                transit, decode);
 }
 
 // `done` is called once, here or later from another thread when the function returns a future. The RRefs of
@@ -194,12 +211,15 @@ void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<
 void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::Blobs& blobs, CallDone done,
               const std::shared_ptr<ProfileLog>& profile) {
   try {
+    // The function runs with the streams of its arguments current, and its result is encoded or kept in them.
+    object::DeviceTransit transit;
     std::optional<ReceiveScope> scope(std::in_place, agent, from, head.rrefs);
     const auto& entry = find_function(std::string(head.function));
     std::shared_ptr<void> arguments;
     try {
-      decode_object(agent, head.context, from, head.extension_bytes, head.object, blobs,
-                    [&](object::Decoder& decoder) { arguments = entry.decode(decoder); });
+      decode_object(
+          agent, {.context = head.context, .from = from, .leg = Leg::kRequest, .head = head, .blobs = blobs},
+          transit, [&](object::Decoder& decoder) { arguments = entry.decode(decoder); });
     } catch (const Error& error) {
       Failure failure = error.failure();
       failure.message =

@@ -93,8 +93,9 @@ Payload encode_call(const OutgoingCall& call);
 Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
                      const std::function<void(object::Encoder&)>& encode,
                      const ProfileLog* profile = nullptr);
-void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<const std::uint8_t> body,
-                  const object::Blobs& blobs, const std::function<void(object::Decoder&)>& decode);
+// The streams of decoded tensors are current on this thread until `transit` is destroyed.
+void decode_value(Agent& agent, std::uint64_t context, WorkerId from, const Agent::Answer& answer,
+                  object::DeviceTransit& transit, const std::function<void(object::Decoder&)>& decode);
 
 // Runs a call's function: decodes, runs in the caller's context, and hands the result, or what went wrong, to
 // `done`, once, perhaps later and on another thread. Does not throw.
@@ -126,8 +127,9 @@ Agent::OnAnswer end_with_answer(const std::shared_ptr<Agent>& sender, WorkerId f
       callbacks = promise.state()->fail(failure != nullptr ? *failure : gone);
     } else {
       try {
+        object::DeviceTransit transit;  // until the value is set: what uses it is ordered after these streams
         Held<T> value{};
-        decode_value(*agent, context, from, answer->body.bytes, answer->blobs,
+        decode_value(*agent, context, from, *answer, transit,
                      [&](object::Decoder& decoder) { value = object::read<Held<T>>(decoder); });
         callbacks = promise.state()->set(std::move(value));
       } catch (...) {

@@ -113,14 +113,27 @@ template <class T>
 class FutureState final : public FutureBase {
  public:
   using FutureBase::FutureBase;
+  // Work of this thread on devices so far is ordered before what uses the value.
   [[nodiscard]] std::vector<Callback> set(T value) {
-    return end([&] { value_.emplace(std::move(value)); });
+    auto events = object::record_device_events();
+    return end([&] {
+      value_.emplace(std::move(value));
+      events_ = std::move(events);
+    });
   }
-  // Pre: over() and no failure.
-  T& value() { return *value_; }
+  // Pre: over() and no failure. The calling thread's current streams are ordered after the work that made it.
+  T& value() {
+    if (events_) events_->order();
+    return *value_;
+  }
+  // The value is about to be destroyed (DeviceEvents).
+  void before_release() noexcept {
+    if (over() && events_) events_->before_release();
+  }
 
  private:
-  std::optional<T> value_;  // written before the flag
+  std::optional<T> value_;  // written before the flag, as events_
+  std::shared_ptr<object::DeviceEvents> events_;
 };
 
 template <class T>

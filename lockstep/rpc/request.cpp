@@ -1,5 +1,6 @@
 // A request that came in, and its answer.
 #include "lockstep/rpc/agent.h"
+#include "lockstep/rpc/internal/copy_wait.h"
 
 namespace lockstep::rpc {
 
@@ -17,6 +18,9 @@ Request::~Request() {
 
 // agent_ is moved out first: an answer that throws is not repeated by the destructor.
 void Request::answer(Payload payload) {
+  // May throw; the caller of this function then answers with that.
+  if (payload.copies)
+    internal::wait_for_copies(*agent_, *payload.copies, Deadline::after(agent_->rpc_timeout()));
   const auto agent = std::move(agent_);
   const auto failure = agent->send_answer(from_, {.kind = static_cast<std::uint8_t>(message_.kind | kAnswer),
                                                   .id = message_.id,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <optional>
-#include <set>
 #include <thread>
 
 #include "lockstep/base/detail/environment.h"
@@ -17,6 +16,7 @@
 #include "lockstep/rendezvous/rendezvous.h"
 #include "lockstep/rpc/current.h"
 #include "lockstep/rpc/detail/rref_manager.h"
+#include "lockstep/rpc/internal/device_plan.h"
 #include "lockstep/rpc/internal/membership.h"
 #include "lockstep/rpc/internal/shutdown_barrier.h"
 #include "lockstep/store/prefix_store.h"
@@ -41,19 +41,6 @@ void check_name(const std::string& name) {
                         "\" is not a valid worker name: 1 to 127 letters, digits, \"_\", \":\" and \"-\""));
 }
 
-void check_one_to_one(const std::string& worker, const DeviceMap& map) {
-  std::set<int> targets;
-  for (const auto& [from, to] : map) {
-    if (from < 0 || to < 0)
-      base::raise(ErrorKind::kUsage, base::cat("the device map of ", worker, " has a negative device"));
-    if (!targets.insert(to).second) {
-      base::raise(ErrorKind::kUsage,
-                  base::cat("the device map of ", worker, " puts two devices on its device ", to,
-                            "; answers could not find their way back"));
-    }
-  }
-}
-
 void check_options(const RpcOptions& options) {
   if (options.num_worker_threads < 1) {
     base::raise(ErrorKind::kUsage, base::cat("init_rpc: num_worker_threads is ", options.num_worker_threads,
@@ -73,7 +60,10 @@ void check_options(const RpcOptions& options) {
     base::raise(ErrorKind::kUsage, base::cat("init_rpc: rank ", *options.rank, " is not in 0 to 65535"));
   if (options.world_size && *options.world_size < 1)
     base::raise(ErrorKind::kUsage, base::cat("init_rpc: world_size is ", *options.world_size));
-  for (const auto& [worker, map] : options.device_maps) check_one_to_one(worker, map);
+  for (const auto& [worker, map] : options.device_maps) internal::check_device_map(worker, map);
+  for (const int device : options.devices) {
+    if (device < 0) base::raise(ErrorKind::kUsage, base::cat("init_rpc: devices has ", device));
+  }
   if (const auto clash = registration_clash(); !clash.empty())
     base::raise(ErrorKind::kUsage, "init_rpc: " + clash);
 }
@@ -215,7 +205,7 @@ void leave(Agent& agent, Session& session, Deadline deadline) {
 void RpcOptions::set_device_map(const std::string& worker, const DeviceMap& map) {
   DeviceMap merged = device_maps[worker];
   for (const auto& [from, to] : map) merged[from] = to;
-  check_one_to_one(worker, merged);
+  internal::check_device_map(worker, merged);
   device_maps[worker] = std::move(merged);
 }
 
@@ -252,6 +242,8 @@ void init_worker(const std::optional<std::string>& name, RpcOptions options) {
                                    .num_worker_threads = options.num_worker_threads,
                                    .rpc_timeout = options.rpc_timeout,
                                    .rank = base::this_rank_thread(),
+                                   .device_maps = options.device_maps,
+                                   .devices = options.devices,
                                    .extensions = options.extensions},
                                   make_transport({.self = self, .options = &options}));
   try {
@@ -327,7 +319,7 @@ std::map<std::string, std::string> get_debug_info() {
   return current_agent("get_debug_info")->debug_info();
 }
 
-std::map<std::string, DeviceMap> get_device_maps() {
+DeviceMaps get_device_maps() {
   current_agent("get_device_maps");
   return std::static_pointer_cast<Session>(current_session())->options.device_maps;
 }

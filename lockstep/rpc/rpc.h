@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "lockstep/rpc/call.h"
+#include "lockstep/rpc/device_map.h"
 #include "lockstep/rpc/function.h"
 #include "lockstep/rpc/future.h"
 #include "lockstep/rpc/gather.h"
@@ -40,9 +41,6 @@
 #include "lockstep/store/store.h"
 
 namespace lockstep::rpc {
-
-// Of this worker's devices to another's, one to one: {0: 1} puts what is on cuda:0 here on cuda:1 there.
-using DeviceMap = std::map<int, int>;
 
 enum class Membership : std::uint8_t {
   kStatic,   // a fixed number of workers, which start and leave together
@@ -60,10 +58,10 @@ struct RpcOptions {
   std::optional<int> world_size{};     // unset: from the URL or the environment. Not of a dynamic group
   std::shared_ptr<Store> store{};      // instead of init_method
   Milliseconds init_timeout{300'000};  // of waiting for the others; kNoTimeout: none
-  std::map<std::string, DeviceMap> device_maps{};  // by worker; kept for devices that are not the CPU
-  std::vector<int> devices{};                      // that may be used; empty: those of the maps
-  std::string backend = "host";                    // or one of register_rpc_backend
-  bool tcp_only = false;                           // TCP between workers of one host too
+  DeviceMaps device_maps{};            // for tensors on GPUs, by the worker that is called (device_map.h)
+  std::vector<int> devices{};          // GPUs that maps of this worker and of others may name; empty: any
+  std::string backend = "host";        // or one of register_rpc_backend
+  bool tcp_only = false;               // TCP between workers of one host too
   std::string bind_host{};         // where workers of other hosts reach this one; "": the address from which
                                    // it reaches the TCP store, else MASTER_ADDR
   bool strict_rref_check = false;  // shutdown raises when RRefs were leaked, instead of a warning
@@ -104,7 +102,7 @@ void set_rpc_timeout(Milliseconds timeout);
 // num_autograd_contexts and num_current_backward_passes.
 std::map<std::string, std::string> get_debug_info();
 // The maps given in RpcOptions.
-std::map<std::string, DeviceMap> get_device_maps();
+DeviceMaps get_device_maps();
 
 // Another way to carry messages, chosen by RpcOptions::backend. Raises kUsage when the name is taken.
 struct BackendRequest {

@@ -10,8 +10,10 @@
 #include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/rank_thread.h"
 #include "lockstep/base/detail/thread.h"
+#include "lockstep/rpc/rpc_ranks_testing.h"
 #include "lockstep/rpc/rpc_testing.h"
 #include "lockstep/store/hash_store.h"
+#include "lockstep/store/store_collectives.h"
 #include "lockstep/store/tcp_store.h"
 #include "lockstep/transport/in_process_transport.h"
 
@@ -19,7 +21,9 @@ namespace lockstep::rpc {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::as_ranks;
 using testing::caught;
+using testing::name_of;
 using testing::says;
 using testing::until;
 
@@ -48,32 +52,6 @@ std::string stop_here() {
 }
 LOCKSTEP_RPC_FUNCTION(stop_here);
 
-// Each thread is a rank; throws again what the first one threw.
-void as_ranks(int n, const std::function<void(int, std::shared_ptr<Store>)>& fn) {
-  const auto store = std::make_shared<HashStore>();
-  std::mutex mutex;
-  std::exception_ptr first;
-  {
-    std::vector<base::Thread> threads;
-    for (int rank = 0; rank < n; ++rank) {
-      threads.emplace_back("rank " + std::to_string(rank), [&, rank] {
-        base::RankThread self;
-        const base::RankThreadScope scope(&self);
-        try {
-          fn(rank, store->clone());
-        } catch (...) {
-          const std::lock_guard lock(mutex);
-          if (!first) first = std::current_exception();
-        }
-      });
-    }
-  }
-  if (first) std::rethrow_exception(first);
-}
-
-std::string name_of(int rank) {
-  return "worker" + std::to_string(rank);
-}
 RpcOptions at(int rank, int n, std::shared_ptr<Store> store) {
   return {.rank = rank, .world_size = n, .store = std::move(store), .init_timeout = 60s};
 }
@@ -169,6 +147,48 @@ TEST(Rpc, BadNamesAndOptionsAreRefused) {
     start("w", options);
     EXPECT_EQ(get_device_maps().at("w"), (DeviceMap{{0, 1}, {1, 0}}));
     shutdown();
+  });
+}
+
+// On the device of worker 0 that its map for worker 1 names as the place of cuda:`index` of worker 1.
+int back_to_first(int index) {
+  return current_agent("test")->device_target(0, Leg::kAnswer, index);
+}
+LOCKSTEP_RPC_FUNCTION(back_to_first);
+
+TEST(Rpc, WorkersKnowEachOthersDeviceMaps) {
+  for (const bool dynamic : {false, true}) {
+    as_ranks(2, [&](int rank, const auto& store) {
+      auto options = at(rank, 2, store);
+      if (dynamic) {
+        options.membership = Membership::kDynamic;
+        options.world_size.reset();
+      }
+      if (rank == 0) options.device_maps["worker1"] = {{2, 5}};
+      start(name_of(rank), options);
+      if (rank == 0) {
+        until([] { return get_worker_infos().size() == 2; }, "worker1 did not come");
+        EXPECT_EQ(rpc_sync("worker1", back_to_first, {5}), 2);
+        EXPECT_EQ(current_agent("test")->device_target(1, Leg::kRequest, 2), 5);
+        EXPECT_TRUE(says(caught([] { rpc_sync("worker1", back_to_first, {2}); }),
+                         "device_maps of worker0 for worker1"));
+      } else {
+        until([] { return get_worker_infos().size() == 2; }, "worker0 did not come");
+      }
+      store_barrier(*store, rank, 2, "asked", 60s);
+      shutdown();
+    });
+  }
+}
+
+TEST(Rpc, DeviceMapsThatFitNoWorkerAreRefusedByAll) {
+  as_ranks(2, [](int rank, const auto& store) {
+    auto options = at(rank, 2, store);
+    if (rank == 0) options.device_maps["nobody"] = {{0, 0}};
+    const auto failure = caught([&] { start(name_of(rank), options); });
+    EXPECT_EQ(failure.kind, ErrorKind::kUsage);
+    EXPECT_TRUE(says(failure, "device_maps of worker worker0 has a map for nobody")) << failure.message;
+    EXPECT_FALSE(is_initialized());
   });
 }
 
@@ -273,122 +293,6 @@ TEST(Rpc, TimeoutsCanBeChanged) {
   });
 }
 
-TEST(Rpc, DynamicGroupsGrowAndShrink) {
-  std::atomic<int> stage{0};
-  const auto reach = [&](int n) {
-    ++stage;
-    while (stage < n) std::this_thread::sleep_for(1ms);
-  };
-  as_ranks(3, [&](int rank, const auto& store) {
-    const auto join = [&] {
-      start(name_of(rank), {.membership = Membership::kDynamic, .store = store, .init_timeout = 60s});
-    };
-    if (rank != 2) join();
-    reach(3);
-    if (rank != 2) {
-      EXPECT_EQ(get_worker_infos().size(), 2u);
-    }
-    reach(6);
-    if (rank == 2) join();
-    reach(9);
-    EXPECT_EQ(get_worker_infos().size(), 3u);
-    for (int to = 0; to < 3; ++to) EXPECT_EQ(rpc_sync(name_of(to), twice, {to}), 2 * to);
-    reach(12);
-    if (rank == 0) shutdown();
-    reach(15);
-    if (rank != 0) {
-      EXPECT_EQ(get_worker_infos().size(), 2u);
-      EXPECT_EQ(caught([] { rpc_sync("worker0", twice, {1}); }).kind, ErrorKind::kPeerLost);
-    }
-    reach(18);
-    if (rank == 0) {
-      join();
-      EXPECT_EQ(rpc_sync("worker1", twice, {3}), 6) << "back under another number";
-      EXPECT_GE(get_worker_info().id, 3);
-    }
-    reach(21);
-    shutdown();
-  });
-}
-
-// References that outlive what they refer to.
-RRef<int>& kept() {
-  static RRef<int> reference;
-  return reference;
-}
-void keep(const RRef<int>& reference) {
-  kept() = reference;
-}
-LOCKSTEP_RPC_FUNCTION(keep);
-
-TEST(Rpc, AStrictWorkerDoesNotLeaveSilentlyWhatOthersReferTo) {
-  for (const bool strict : {true, false}) {
-    std::atomic<bool> there{false}, over{false};
-    as_ranks(2, [&](int rank, const auto& store) {
-      if (rank == 1) testing::until([&] { return there.load(); });
-      start(name_of(rank), {.membership = Membership::kDynamic,
-                            .store = store,
-                            .init_timeout = 60s,
-                            .strict_rref_check = strict});
-      if (rank == 0) {
-        there = true;
-        testing::until([] { return get_worker_infos().size() == 2; });
-        rpc_sync("worker1", keep, {RRef<int>(7)});
-        if (strict) {
-          EXPECT_TRUE(says(caught([] { shutdown(); }), "refer"));
-        } else {
-          EXPECT_NO_THROW(shutdown());
-        }
-        EXPECT_FALSE(is_initialized()) << "left all the same";
-        over = true;
-      } else {
-        testing::until([&] { return over.load(); });
-        kept() = {};
-        shutdown();
-      }
-    });
-  }
-}
-
-TEST(Rpc, DynamicGroupsMeetByUrl) {
-  const auto file = std::filesystem::temp_directory_path() / ("lockstep-rpc-" + base::random_hex(8));
-  const auto port = TcpStore::open("127.0.0.1", {.port = 0, .is_master = true})->port();
-  for (const auto& url : {"file://" + file.string(), "tcp://127.0.0.1:" + std::to_string(port)}) {
-    std::atomic<int> n_left{2};
-    as_ranks(3, [&](int rank, const auto&) {
-      RpcOptions options{.init_method = url, .membership = Membership::kDynamic, .init_timeout = 60s};
-      if (rank == 0) options.rank = 0;
-      start(name_of(rank), options);
-      EXPECT_EQ(get_worker_info().id == 0, rank == 0);
-      testing::until([] { return get_worker_infos().size() == 3; });
-      for (int to = 0; to < 3; ++to) EXPECT_EQ(rpc_sync(name_of(to), twice, {to}), 2 * to);
-      barrier({"worker0", "worker1", "worker2"});
-      if (rank == 0) testing::until([&] { return n_left == 0; });
-      shutdown();
-      --n_left;
-    });
-  }
-  std::filesystem::remove(file);
-}
-
-TEST(Rpc, ANameThatIsTakenInADynamicGroupIsRefused) {
-  std::atomic<bool> there{false}, tried{false};
-  as_ranks(2, [&](int rank, const auto& store) {
-    const RpcOptions options{.membership = Membership::kDynamic, .store = store, .init_timeout = 60s};
-    if (rank == 0) {
-      start("same", options);
-      there = true;
-      while (!tried) std::this_thread::sleep_for(1ms);
-      EXPECT_EQ(get_worker_infos().size(), 1u);
-      shutdown();
-    } else {
-      while (!there) std::this_thread::sleep_for(1ms);
-      EXPECT_TRUE(says(caught([&] { start("same", options); }), "is taken"));
-      tried = true;
-    }
-  });
-}
-
 TEST(Rpc, AnotherBackendMayCarryTheMessages) {
   const auto exchange = transport::InProcessExchange::create();
   register_rpc_backend("exchange",
@@ -419,37 +323,22 @@ TEST(Rpc, TheOthersLeaveWhenTheirLeaderGoesWithoutWaiting) {
   });
 }
 
-TEST(Rpc, NumbersInADynamicGroupAreAskedForOrGiven) {
-  std::atomic<int> n_there{0}, n_called{0};
-  as_ranks(3, [&](int rank, const auto& store) {
-    until([&] { return n_there == rank; });
-    start(name_of(rank), {.membership = Membership::kDynamic,
-                          .rank = rank == 0 ? std::optional<int>(0) : std::nullopt,
-                          .store = store,
-                          .init_timeout = 60s});
-    EXPECT_EQ(get_worker_info().id, rank) << "0 is asked for, the next ones are free";
-    ++n_there;
-    until([&] { return n_there == 3; });
-    EXPECT_EQ(rpc_sync("worker0", twice, {rank}), 2 * rank);
-    ++n_called;
-    if (rank == 0) until([&] { return n_called == 3; });  // a member of a dynamic group may leave at any time
-    shutdown();
-  });
-}
-
 TEST(Debug, InfoCountsCallsAndThreads) {
   as_ranks(2, [](int rank, const auto& store) {
     start(name_of(rank), at(rank, 2, store));
     if (rank == 0) {
+      // A call is over a moment after its answer, those of start() too.
+      const auto n_calls = [] { return get_debug_info().at("agent.client_active_calls"); };
+      until([] { return rpc_sync(1, n_active_here) == "1"; });
+      until([&] { return n_calls() == "0"; });
       const auto call = rpc_async(1, nap, {1000});
-      EXPECT_EQ(get_debug_info().at("agent.client_active_calls"), "1");
+      EXPECT_EQ(n_calls(), "1");
       EXPECT_EQ(get_debug_info().at("agent.num_workers"), "2");
       EXPECT_EQ(rpc_sync(1, n_active_here), "2") << "the nap, and this question";
       call.wait();
-      // A call is over a moment after its answer.
       until([] { return rpc_sync(1, n_active_here) == "1"; });
       until([] { return std::stoi(get_debug_info().at("agent.num_idle_threads")) >= 1; });
-      EXPECT_EQ(get_debug_info().at("agent.client_active_calls"), "0");
+      until([&] { return n_calls() == "0"; });
       EXPECT_GE(std::stoi(get_debug_info().at("agent.thread_pool_size")), 1);
     }
     shutdown();

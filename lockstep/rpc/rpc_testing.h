@@ -108,6 +108,12 @@ struct WorkersOptions {
   std::function<std::unique_ptr<transport::Transport>(WorkerId, std::unique_ptr<transport::Transport>)>
       wrap{};
   std::vector<Extension> extensions{};
+  std::map<int, DeviceMaps> device_maps{};  // by worker
+
+  DeviceMaps maps_of(int worker) const {
+    const auto found = device_maps.find(worker);
+    return found == device_maps.end() ? DeviceMaps{} : found->second;
+  }
 };
 
 // A handle on the workers while they run, for tests that kill one.
@@ -133,6 +139,7 @@ inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
                       .num_worker_threads = options.num_worker_threads,
                       .rpc_timeout = options.rpc_timeout,
                       .rank = &ranks[static_cast<std::size_t>(i)],
+                      .device_maps = options.maps_of(i),
                       .extensions = options.extensions},
                      std::move(transport)));
     const base::RankThreadScope scope(&ranks[static_cast<std::size_t>(i)]);
@@ -141,7 +148,7 @@ inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
   for (auto& agent : workers.agents) {
     for (int i = 0; i < n; ++i) {
       agent->add_worker({.id = static_cast<WorkerId>(i), .name = "worker" + std::to_string(i)},
-                        addresses[static_cast<std::size_t>(i)]);
+                        addresses[static_cast<std::size_t>(i)], options.maps_of(i)[agent->self().name]);
     }
   }
   std::mutex mutex;

@@ -28,6 +28,8 @@ class ContextState final : public GradientAccess {
   // Adds it up as AccumulateGrad does, which may take over `gradient`'s memory.
   void accumulate(const at::Tensor& variable, const at::Tensor& gradient);
   Gradients gradients() const;
+  // Gradients of devices are complete after these: whoever reads them is ordered after. Null is ignored.
+  void add_events(std::shared_ptr<object::DeviceEvents> events);
 
   void add_send(compat::NodeOwner<SendNode> node);
   // Raises kUsage when there is none, or it was used up.
@@ -47,10 +49,14 @@ class ContextState final : public GradientAccess {
   void leave(const Pass& pass);
 
  private:
+  // For a thread that reads gradients. Pre: mutex_ is held.
+  void order_reader() const;
+
   const std::uint64_t id_;
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   Gradients gradients_;
+  std::vector<std::shared_ptr<object::DeviceEvents>> events_;   // of the passes that ran here
   std::map<std::uint64_t, compat::NodeOwner<SendNode>> sends_;  // by message
   std::set<WorkerId> workers_;
   std::shared_ptr<Pass> pass_;

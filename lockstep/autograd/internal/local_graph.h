@@ -6,6 +6,8 @@
 // find themselves in an ordinary pass, may queue callbacks for its end, and the engine's thread-local
 // settings hold.
 // Gradients of leaves go to the context, never to Tensor::grad().
+// A node whose inputs are on a GPU runs in the stream of its forward operation, as in libtorch's engine, and is ordered
+// after what made its gradients; nodes of the CPU follow on the same thread.
 // Thread safety: none; the pass takes care. Ownership: nodes are the graph's, held by roots and send nodes;
 // those that are ready or run, also by this.
 #pragma once
@@ -41,6 +43,8 @@ class LocalGraph {
   void deliver(const torch::autograd::Edge& to, at::Tensor gradient);
   void start(SendNode& send, variable_list gradients);
   bool idle() const { return ready_.empty(); }
+  // The calling thread's current streams are ordered after the leaves that ran.
+  void join_streams();
   // Runs the ready node that was made last, its hooks included. Pre: !idle(). Throws what it throws.
   void run_one();
 
@@ -53,14 +57,17 @@ class LocalGraph {
   struct Ready {
     // Shared: a pass that was given up may still run one while another pass lets go of the graph.
     compat::NodePtr node;
-    variable_list gradients;
+    torch::autograd::InputBuffer gradients;
     // Of a heap whose top is the one made last.
     friend bool operator<(const Ready& a, const Ready& b) {
       return a.node->sequence_nr() < b.node->sequence_nr();
     }
   };
   void walk(Node& from);
-  void push(compat::NodePtr node, variable_list gradients);
+  // `stream`: in which `gradient` was made; unset: the current one of its device.
+  void deliver_from(const std::optional<c10::Stream>& stream, const torch::autograd::Edge& to,
+                    at::Tensor gradient);
+  void push(compat::NodePtr node, torch::autograd::InputBuffer gradients);
   variable_list call(Node& node, variable_list gradients);
 
   ContextState& context_;
@@ -68,6 +75,7 @@ class LocalGraph {
   std::unordered_map<Node*, State> states_;
   std::vector<const RecvNode*> reached_;
   std::vector<Ready> ready_;  // a heap
+  std::vector<c10::Stream> leaf_streams_;
 };
 
 // Calls `body` inside a pass of libtorch's engine, on this thread. Callbacks that it queues run after it.

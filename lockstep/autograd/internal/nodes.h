@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/rpc/device_map.h"
 #include "lockstep/rpc/worker.h"
 #include "lockstep/tensor/torch_compat.h"
 
@@ -47,11 +48,14 @@ class SendNode final : public torch::autograd::Node {
 // Sends the gradients of received tensors to the worker they came from. Held by the tensors.
 class RecvNode final : public torch::autograd::Node {
  public:
-  static compat::NodeOwner<RecvNode> make(std::uint64_t context, WorkerId from, std::uint64_t message);
+  // `leg`: of the call in which the tensors came.
+  static compat::NodeOwner<RecvNode> make(std::uint64_t context, WorkerId from, std::uint64_t message,
+                                          rpc::Leg leg);
 
   std::uint64_t context() const { return context_; }
   WorkerId from() const { return from_; }
   std::uint64_t message() const { return message_; }
+  rpc::Leg leg() const { return leg_; }
   std::string name() const override { return "lockstep::RecvNode"; }
 
  protected:
@@ -59,10 +63,11 @@ class RecvNode final : public torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override;
 
  private:
-  RecvNode(std::uint64_t context, WorkerId from, std::uint64_t message);
+  RecvNode(std::uint64_t context, WorkerId from, std::uint64_t message, rpc::Leg leg);
   const std::uint64_t context_;
   const WorkerId from_;
   const std::uint64_t message_;
+  const rpc::Leg leg_;
 };
 
 }  // namespace lockstep::autograd::internal

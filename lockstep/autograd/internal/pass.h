@@ -84,6 +84,11 @@ class Pass final : public std::enable_shared_from_this<Pass> {
   void await_others();
 
  private:
+  struct Incoming {
+    SendNode& node;  // held by expected_
+    variable_list gradients;
+    std::shared_ptr<object::DeviceEvents> events;  // of copies to a device; null: none are
+  };
   struct Expected {
     compat::NodeOwner<SendNode> node;
     bool arrived = false;
@@ -114,7 +119,7 @@ class Pass final : public std::enable_shared_from_this<Pass> {
   LocalGraph graph_;
   std::map<std::uint64_t, Expected> expected_;  // by message
   std::size_t n_to_come_ = 0;
-  std::deque<std::pair<SendNode*, variable_list>> incoming_;
+  std::deque<Incoming> incoming_;
   bool opened_ = false;
   bool running_ = false;
   std::set<WorkerId> told_;

@@ -47,8 +47,8 @@ class AutogradService final : public rpc::Service, public rpc::CallExtension {
 
   // CallExtension.
   Bytes encode(std::uint64_t context, WorkerId to, const std::function<void()>& encode) override;
-  void decode(std::uint64_t context, WorkerId from, std::span<const std::uint8_t> extension_bytes,
-              const std::function<void()>& decode) override;
+  void decode(std::uint64_t context, WorkerId from, rpc::Leg leg,
+              std::span<const std::uint8_t> extension_bytes, const std::function<void()>& decode) override;
   // Service.
   void on_lost(WorkerId peer, const std::string& cause) override;
   void debug_info(std::map<std::string, std::string>& info) override;

@@ -34,6 +34,9 @@ class RRefManager;
 // A value at its owner, perhaps one that is still being created.
 struct OwnedValue {
   explicit OwnedValue(std::weak_ptr<internal::WaitHelper> helper) : promise(std::move(helper)) {}
+  ~OwnedValue() { promise.state()->before_release(); }
+  OwnedValue(const OwnedValue&) = delete;
+  OwnedValue& operator=(const OwnedValue&) = delete;
 
   // Once: type and value must not come from two calls.
   void set(const ValueType* its_type, std::shared_ptr<void> value) {

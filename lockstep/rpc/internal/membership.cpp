@@ -11,6 +11,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/log.h"
+#include "lockstep/rpc/internal/device_plan.h"
 #include "lockstep/rpc/internal/shutdown_barrier.h"
 #include "lockstep/store/store_collectives.h"
 
@@ -36,7 +37,21 @@ auto lockstep_fields(SelfOf<MemberChange> auto& self) {
 }
 
 MemberRecord record_of(Agent& agent) {
-  return {.id = agent.self().id, .name = agent.self().name, .address = agent.address()};
+  return {.id = agent.self().id,
+          .name = agent.self().name,
+          .address = agent.address(),
+          .device_maps = agent.options().device_maps,
+          .devices = agent.options().devices};
+}
+
+void add_member(Agent& agent, const MemberRecord& record) {
+  const auto map = record.device_maps.find(agent.self().name);
+  agent.add_worker({.id = record.id, .name = record.name}, record.address,
+                   map == record.device_maps.end() ? DeviceMap{} : map->second);
+}
+
+DevicePlan plan_of(const MemberRecord& record) {
+  return {.worker = record.name, .maps = record.device_maps, .devices = record.devices};
 }
 
 std::string key_of(int rank) {
@@ -271,7 +286,11 @@ void join_static(Store& store, Agent& agent, int world_size, Deadline deadline) 
                                                " are both named ", record.name));
     }
   }
-  for (const auto& record : records) agent.add_worker({.id = record.id, .name = record.name}, record.address);
+  // By every worker on the records of all: what is wrong with one is raised by all, and nobody waits below.
+  std::vector<DevicePlan> plans;
+  for (const auto& record : records) plans.push_back(plan_of(record));
+  check_device_plans(plans);
+  for (const auto& record : records) add_member(agent, record);
   // No worker may call another before that one knows all of its peers: transports reject unknown workers.
   store_barrier(store, agent.self().id, world_size, "ready", base::time_left(deadline));
 }
@@ -318,8 +337,7 @@ std::unique_ptr<DynamicGroup> DynamicGroup::join(const std::shared_ptr<Store>& s
   const MembershipLock lock(*store, deadline, patience.lock);
   auto state = read_state(*store);
   make_room(*store, *agent, state, patience.tell);
-  for (const auto& other : state.members)
-    agent->add_worker({.id = other.id, .name = other.name}, other.address);
+  for (const auto& other : state.members) add_member(*agent, other);
   change(*store, *agent, state, {.change = Change::kJoins, .who = record_of(*agent)}, patience.tell);
   return std::unique_ptr<DynamicGroup>(new DynamicGroup(store, std::move(agent), state.epoch, patience));
 }
@@ -370,7 +388,7 @@ bool DynamicGroup::note(std::uint64_t epoch) {
   std::optional<WorkerId> lost;
   switch (what.change) {
     case Change::kJoins:
-      agent_->add_worker({.id = what.who.id, .name = what.who.name}, what.who.address);
+      add_member(*agent_, what.who);
       break;
     case Change::kLeaves:
     case Change::kIsTakenOff:

@@ -18,9 +18,12 @@ struct MemberRecord {
   std::uint16_t id = 0;
   std::string name;
   Bytes address;
+  DeviceMaps device_maps;
+  std::vector<int> devices;
 };
 auto lockstep_fields(SelfOf<MemberRecord> auto& self) {
-  return fields({.name = "lockstep.rpc.Member", .version = 1}, self.id, self.name, self.address);
+  return fields({.name = "lockstep.rpc.Member", .version = 2}, self.id, self.name, self.address,
+                self.device_maps, self.devices);
 }
 
 // Static: publishes this worker and learns of the others; returns when all know all. Raises kTimeout naming
