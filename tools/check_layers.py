@@ -2,7 +2,9 @@
 """Holds every #include against the arrows the build declares, and draws them into ARCHITECTURE.md.
 
 The order of the folders and the torch line are read from the top CMakeLists.txt, a folder's arrows from the DEPENDS of
-its lockstep_library, lockstep_test and lockstep_program calls. There is no second table to keep in step.
+its lockstep_library, lockstep_test, lockstep_program and lockstep_plugin calls. There is no second table to keep in step.
+A plug-in of ours may be compiled with folders of the comm band (DEPENDS of lockstep_plugin); of all others it includes the
+engine ABI only.
 
 Where a header lies says who may include it: beside its source everyone (installed), in detail/ other folders and public
 templates (no promise; installed only if a public header needs it), in internal/ its own folder (not installed). So what is
@@ -43,7 +45,7 @@ KEYWORDS = {"SOURCES", "HEADERS", "DEPENDS", "LINK", "LINK_PUBLIC", "BAND", "TIM
 
 @dataclass
 class Target:
-    kind: str  # library, test or program
+    kind: str  # library, test, program or plugin
     name: str
     folder: Path  # of its CMakeLists.txt, relative to the root
     arguments: dict = field(default_factory=dict)
@@ -71,7 +73,7 @@ def strip_comments(text):
 def parse_targets(text, folder):
     """The lockstep_* calls of one CMakeLists.txt."""
     targets = []
-    for call in re.finditer(r"\blockstep_(library|test|program)\s*\(([^()]*)\)", strip_comments(text)):
+    for call in re.finditer(r"\blockstep_(library|test|program|plugin)\s*\(([^()]*)\)", strip_comments(text)):
         words = call.group(2).split()
         if not words or words[0].startswith("$"):
             continue
@@ -270,7 +272,12 @@ class Tree:
 
     def check_plugin(self, path, own=False):
         allowed = (ABI_HEADER, PLUGIN_HEADER, *([MUTEX_HEADER] if own else []))
+        folder = path.relative_to(self.root).parent
+        declared = [d for t in self.targets if t.kind == "plugin" and t.folder == folder for d in t.depends()]
+        inside = self.closure(declared) & self.below
         for place, name in self.includes(path):
+            if re.match(r"lockstep/\w+/(?!internal/)", name) and name.split("/")[1] in inside:
+                continue
             if name.startswith("lockstep/") and name not in allowed or ".." in Path(name).parts:
                 self.complain(place, f'"{name}": a plug-in includes nothing of lockstep but {" and ".join(allowed)}')
             if name.startswith(TORCH_PREFIXES):

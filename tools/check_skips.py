@@ -12,6 +12,7 @@ A line of tools/skips.txt:  program  Suite.Name  when  reason     (blanks betwee
           no-namespaces  only where network and pid namespaces cannot be made (root, the ip tool)
           no-hostname    only where the machine cannot resolve its own name
           no-ipv6        only where there is no ::1
+          no-cuda        only where there is no CUDA driver, or it has no device
   reason  how the skip's message begins; the test says why in those words
 """
 
@@ -26,7 +27,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 ALLOWED = Path(__file__).resolve().parent / "skips.txt"
-PLUGINS = ("lockstep_gloo.so",)
+PLUGINS = ("lockstep_gloo.so", "lockstep_cuda_ipc.so", "lockstep_nccl.so")
 
 
 def namespaces_can_be_made():
@@ -53,12 +54,20 @@ def has_ipv6():
         return False
 
 
+def has_cuda():
+    """As the tests ask, in a process of its own: a driver may do anything."""
+    ask = ("import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int(); "
+           "raise SystemExit(cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(n)) != 0 or n.value == 0)")
+    return subprocess.run([sys.executable, "-c", ask], capture_output=True).returncode == 0
+
+
 CONDITIONS = {
     "always": lambda: True,
     "unless-root": lambda: os.geteuid() != 0,
     "no-namespaces": lambda: not namespaces_can_be_made(),
     "no-hostname": lambda: not hostname_resolves(),
     "no-ipv6": lambda: not has_ipv6(),
+    "no-cuda": lambda: not has_cuda(),
 }
 
 
